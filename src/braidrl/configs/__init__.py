@@ -1,0 +1,1 @@
+"""The whole run as typed data. Imports neither torch, transformers nor verifiers."""

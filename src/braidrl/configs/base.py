@@ -1,0 +1,10 @@
+"""The strict base of every config: an unknown key is an error, and infinities are not numbers."""
+
+from pydantic import ConfigDict
+from pydantic_config import BaseConfig as _BaseConfig
+
+
+class BaseConfig(_BaseConfig):
+    """One block of a run's configuration. Field documentation stands under each field."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True)

@@ -1,0 +1,38 @@
+"""The inference process."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from braidrl.configs.base import BaseConfig
+from braidrl.configs.model import ModelConfig
+
+
+class InferenceConfig(BaseConfig):
+    """`braid inference`: serves the policy and takes its weight updates."""
+
+    engine: Literal["torch"] = "torch"
+    """`torch`: the embedded engine."""
+    model: ModelConfig
+    """The policy to serve."""
+    output_dir: Path = Path("outputs/run")
+    """Run folder, for logs."""
+    seq_len: int = Field(2048, ge=2)
+    """Context limit in tokens, prompt and completion together (`max_model_len`)."""
+    seed: int = Field(0, ge=0)
+    """Seeds requests that carry no seed of their own."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(8000, ge=0, le=65535)
+    """Port to listen on; 0 takes a free one (`braid rl` always does, unless a port is set)."""
+    api_key_var: str | None = None
+    """Environment variable that holds the API key which requests must carry; None: no key."""
+    max_batch_size: int = Field(64, ge=1)
+    """Sequences that decode together (slots of the KV cache)."""
+    prefill_tokens: int = Field(4096, ge=1)
+    """Most prompt tokens that are prefilled between two decode steps."""
+    max_logprobs: int = Field(200, ge=1)
+    """Most candidates a request may ask for per token."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""

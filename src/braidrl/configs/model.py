@@ -1,0 +1,53 @@
+"""The trainable policy."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from braidrl.configs.base import BaseConfig
+
+
+class ModelConfig(BaseConfig):
+    """A Hugging Face causal language model: a local folder or a hub id."""
+
+    path: str
+    """Folder (or hub id) with `config.json`, safetensors weights and a tokenizer."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Compute type of forward and backward, and the type in which weights are published and served.
+    Master weights, optimizer state, log-probs and every reduction stay float32."""
+    trust_remote_code: bool = False
+    """Allow the model folder to run its own Python code."""
+
+
+class RendererConfig(BaseConfig):
+    """How messages become tokens: a renderer of the `renderers` package."""
+
+    name: str = "auto"
+    """`auto` (from the tokenizer), a family such as `qwen3`, `default`, or `custom`."""
+    import_path: str | None = None
+    """`my_module.Class` or `path/to/file.py:Class`, with `name = "custom"`."""
+
+
+class TrainSamplingConfig(BaseConfig):
+    """How training rollouts are sampled. Truncated sampling (top_p, top_k, min_p) is absent on purpose:
+    the trainer's log-probs cover the whole vocabulary, so a truncated sampler would bias every ratio."""
+
+    temperature: float = Field(1.0, gt=0)
+    """Softmax temperature; the trainer divides its logits by the same number."""
+    max_tokens: int = Field(1024, ge=1)
+    """Most tokens that one model call may produce (capped by the context limit `seq_len`)."""
+
+
+class EvalSamplingConfig(BaseConfig):
+    """How evaluation rollouts are sampled."""
+
+    temperature: float = Field(1.0, ge=0)
+    """0 is greedy."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus mass; 1 keeps every token."""
+    top_k: int = Field(-1, ge=-1)
+    """Most likely tokens kept; -1 keeps every token."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Least probability kept, relative to the most likely token's."""
+    max_tokens: int = Field(1024, ge=1)
+    """Most tokens that one model call may produce."""

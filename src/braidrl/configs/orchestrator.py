@@ -1,0 +1,182 @@
+"""The orchestrator process: environments, algorithms, curricula and the gateway."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from braidrl.configs.algorithm import AlgorithmConfig
+from braidrl.configs.base import BaseConfig
+from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.model import EvalSamplingConfig, ModelConfig, RendererConfig, TrainSamplingConfig
+from braidrl.configs.trainer import CheckpointConfig
+
+EnvBlock = dict[str, Any]
+"""A verifiers environment block. Braid checks it against the environment's own config class when it loads verifiers
+(`braidrl.configs.environment`), after everything that Braid owns has been checked."""
+
+
+class TrainSourceConfig(BaseConfig):
+    """One training environment. What it leaves unset it inherits from `[orchestrator.train]`."""
+
+    name: str | None = None
+    """Unique name in logs, metrics and records; None: the taskset id."""
+    env: EnvBlock
+    """The verifiers environment: `env.taskset.id`, `env.agent.harness.id`, ..."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the sampled groups, relative to the other sources'."""
+    group_size: int = Field(8, ge=1)
+    """Episodes of one task that are compared."""
+    algo: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    """The algorithm of this environment."""
+    sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
+    """How its rollouts are sampled."""
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    """Which of its tasks come next."""
+    timeout: float = Field(600.0, gt=0)
+    """Deadline of one episode, generation and scoring together, in seconds."""
+
+
+INHERITED = ("algo", "sampling", "group_size", "curriculum", "timeout")
+"""Keys of `[orchestrator.train]` that each source inherits."""
+
+
+class TrainConfig(BaseConfig):
+    """Training environments and their defaults."""
+
+    algo: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    """Default algorithm."""
+    sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
+    """Default sampling."""
+    group_size: int = Field(8, ge=1)
+    """Default number of episodes of one task that are compared."""
+    curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
+    """Default curriculum."""
+    timeout: float = Field(600.0, gt=0)
+    """Default deadline of one episode, in seconds."""
+    source: list[TrainSourceConfig] = Field(default_factory=list)
+    """The environments, one `[[orchestrator.train.source]]` each."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sources_inherit(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or not isinstance(data.get("source"), list):
+            return data
+        defaults = {key: data[key] for key in INHERITED if key in data}
+        sources = [inherit(defaults, source) if isinstance(source, dict) else source for source in data["source"]]
+        return {**data, "source": sources}
+
+
+def inherit(defaults: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
+    """Deep-merge `override` onto `defaults`; a block that names another `type` replaces the default block whole."""
+    merged = dict(defaults)
+    for key, value in override.items():
+        base = merged.get(key)
+        if isinstance(base, dict) and isinstance(value, dict) and value.get("type", base.get("type")) == base.get("type"):
+            merged[key] = inherit(base, value)
+        else:
+            merged[key] = value
+    return merged
+
+
+class EvalSourceConfig(BaseConfig):
+    """One evaluation environment."""
+
+    name: str | None = None
+    """Unique name; None: the taskset id."""
+    env: EnvBlock
+    """The verifiers environment."""
+    num_tasks: int | None = Field(None, ge=1)
+    """Tasks from the start of the taskset; None: all of a finite one."""
+    rollouts_per_task: int = Field(1, ge=1)
+    """Episodes of each task."""
+    sampling: EvalSamplingConfig = Field(default_factory=EvalSamplingConfig)
+    """How its rollouts are sampled."""
+    timeout: float = Field(600.0, gt=0)
+    """Deadline of one episode, in seconds."""
+
+
+class EvalConfig(BaseConfig):
+    """Evaluation on the live policy during a run."""
+
+    interval: int | None = Field(None, ge=1)
+    """Evaluate after every n-th step; None: only at the ends."""
+    base_model: bool = True
+    """Evaluate v0 before the first step."""
+    final: bool = True
+    """Evaluate the last policy."""
+    source: list[EvalSourceConfig] = Field(default_factory=list)
+    """The environments, one `[[orchestrator.eval.source]]` each."""
+
+
+class GatewayConfig(BaseConfig):
+    """The only address that environments see."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(0, ge=0, le=65535)
+    """Port; 0 takes a free one."""
+    request_timeout: float = Field(600.0, gt=0)
+    """Deadline of one model call, waiting for a replica included, in seconds."""
+    update_timeout: float = Field(600.0, gt=0)
+    """Deadline of one weight update on one replica, in seconds."""
+
+
+class ClientConfig(BaseConfig):
+    """Where the inference replicas listen. `braid rl` fills it in."""
+
+    base_url: list[str] = ["http://127.0.0.1:8000/v1"]
+    """One address a replica, each ending in `/v1`."""
+    api_key_var: str | None = None
+    """Environment variable that holds the replicas' API key; None: no key."""
+    startup_timeout: float = Field(600.0, gt=0)
+    """Longest wait for the replicas to answer, in seconds."""
+
+
+class OrchestratorConfig(BaseConfig):
+    """`braid orchestrator`: episodes in, batches of training samples out."""
+
+    model: ModelConfig
+    """The policy; its tokenizer renders every message."""
+    output_dir: Path = Path("outputs/run")
+    """Run folder, shared by the three processes."""
+    max_steps: int = Field(100, ge=1)
+    """Batches to ship."""
+    seq_len: int = Field(2048, ge=2)
+    """Context limit in tokens; a longer sample is dropped and counted."""
+    seed: int = Field(0, ge=0)
+    """Seeds task order and sampling; every rollout gets a seed of its own from it."""
+    renderer: RendererConfig = Field(default_factory=RendererConfig)
+    """How messages become tokens."""
+    client: ClientConfig = Field(default_factory=ClientConfig)
+    """Where inference listens."""
+    gateway: GatewayConfig = Field(default_factory=GatewayConfig)
+    """What environments call."""
+    batch_size: int = Field(64, ge=1)
+    """Training traces of one optimizer step."""
+    constant_trainer_batch_size: bool = True
+    """True: traces without signal are replaced before they count. False: they leave a smaller batch."""
+    max_off_policy_steps: int = Field(1, ge=0)
+    """Staleness bound: version being trained minus the oldest version that sampled a token. 0 is strictly on-policy."""
+    max_concurrent: int = Field(256, ge=1)
+    """Most episodes in flight."""
+    max_empty_batches: int = Field(10, ge=1)
+    """Batches' worth of consecutive groups without any signal after which the run stops with an explanation."""
+    train: TrainConfig = Field(default_factory=TrainConfig)
+    """Training environments."""
+    eval: EvalConfig = Field(default_factory=EvalConfig)
+    """Evaluation environments."""
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    """When to save."""
+    policy_timeout: float = Field(3600.0, gt=0)
+    """Longest wait for the next policy version, in seconds."""
+
+    @model_validator(mode="after")
+    def _batch_holds_a_group(self) -> Self:
+        for index, source in enumerate(self.train.source):
+            if source.group_size > self.batch_size:
+                raise ValueError(
+                    f"train.source[{index}].group_size ({source.group_size}) is larger than batch_size ({self.batch_size}); "
+                    "raise batch_size or lower group_size"
+                )
+        return self

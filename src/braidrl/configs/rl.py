@@ -1,0 +1,82 @@
+"""One file for the whole run: `braid rl @ run.toml`."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from braidrl.configs.base import BaseConfig
+from braidrl.configs.inference import InferenceConfig
+from braidrl.configs.model import ModelConfig
+from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.configs.trainer import CheckpointConfig, TrainerConfig
+
+PROCESSES = ("trainer", "orchestrator", "inference")
+
+SHARED = {
+    "model": PROCESSES,
+    "output_dir": PROCESSES,
+    "seq_len": PROCESSES,
+    "seed": PROCESSES,
+    "max_steps": ("trainer", "orchestrator"),
+    "checkpoint": ("trainer", "orchestrator"),
+}
+"""Keys at the root, and the processes that take them. A process must not set one of them to something else."""
+
+
+class RLConfig(BaseConfig):
+    """A reinforcement-learning run of three cooperating processes."""
+
+    model: ModelConfig
+    """The policy."""
+    output_dir: Path = Path("outputs/run")
+    """Run folder: resolved config, logs, metrics, episodes, weights, checkpoints."""
+    max_steps: int = Field(100, ge=1)
+    """Optimizer steps."""
+    seq_len: int = Field(2048, ge=2)
+    """Context limit in tokens."""
+    seed: int = Field(0, ge=0)
+    """Seeds the whole run."""
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    """When to save."""
+    trainer: TrainerConfig
+    """The trainer process."""
+    orchestrator: OrchestratorConfig
+    """The orchestrator process."""
+    inference: InferenceConfig
+    """The inference process."""
+    stop_timeout: float = Field(15.0, gt=0)
+    """Seconds that processes get to end by themselves before they are killed."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _share_root_keys(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        data = {**data, **{process: dict(data.get(process) or {}) for process in PROCESSES}}
+        for key, processes in SHARED.items():
+            if key in data:
+                for process in processes:
+                    data[process].setdefault(key, data[key])
+        if "model" not in data:
+            data["model"] = next((data[p]["model"] for p in PROCESSES if "model" in data[p]), None)
+            if data["model"] is None:
+                del data["model"]
+            else:
+                for process in PROCESSES:
+                    data[process].setdefault("model", data["model"])
+        return data
+
+    @model_validator(mode="after")
+    def _processes_agree(self) -> Self:
+        for key, processes in SHARED.items():
+            for process in processes:
+                if getattr(getattr(self, process), key) != getattr(self, key):
+                    raise ValueError(f"{process}.{key} differs from {key} at the root; a run has one {key}: set it at the root alone")
+        return self
+
+    @model_validator(mode="after")
+    def _has_a_source(self) -> Self:
+        if not self.orchestrator.train.source:
+            raise ValueError("no training environment: add [[orchestrator.train.source]] with env.taskset.id")
+        return self

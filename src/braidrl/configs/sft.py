@@ -1,0 +1,58 @@
+"""Supervised fine-tuning on demonstrations: `braid sft @ sft.toml`."""
+
+from pathlib import Path
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+
+from braidrl.configs.base import BaseConfig
+from braidrl.configs.model import ModelConfig, RendererConfig
+from braidrl.configs.optim import OptimConfig, SchedulerConfig
+
+
+class SFTDataConfig(BaseConfig):
+    """Where demonstrations come from: a verifiers taskset, or a JSONL file of conversations."""
+
+    taskset: dict[str, Any] | None = None
+    """A verifiers taskset block (`taskset.id = "reverse-text"`); each task's `demo_key` answers its prompt."""
+    demo_key: str = "demonstration"
+    """Field of the task data that holds the demonstration."""
+    path: Path | None = None
+    """JSONL file; each line is `{"messages": [{"role": ..., "content": ...}, ...]}`."""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if (self.taskset is None) == (self.path is None):
+            raise ValueError('set exactly one of data.taskset (for example data.taskset.id = "reverse-text") and data.path')
+        return self
+
+
+class SFTConfig(BaseConfig):
+    """`braid sft`: cross-entropy on the assistant's tokens, through the same trainer step as reinforcement learning."""
+
+    model: ModelConfig
+    """The model to train."""
+    output_dir: Path = Path("outputs/sft")
+    """Run folder; the trained model lies in `weights/step_N`."""
+    data: SFTDataConfig
+    """Demonstrations."""
+    renderer: RendererConfig = Field(default_factory=RendererConfig)
+    """How messages become tokens."""
+    max_steps: int = Field(100, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(32, ge=1)
+    """Conversations of one optimizer step."""
+    seq_len: int = Field(2048, ge=2)
+    """Context limit in tokens; a longer conversation is dropped and counted."""
+    micro_batch_tokens: int | None = Field(None, ge=2)
+    """Tokens of one packed row; None: `seq_len`."""
+    seed: int = Field(0, ge=0)
+    """Seeds the order of the data."""
+    optim: OptimConfig = Field(default_factory=OptimConfig)
+    """Optimizer."""
+    scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
+    """Learning-rate schedule."""
+    activation_checkpointing: bool = False
+    """Recompute layer activations in the backward pass."""
+    threads: int | None = Field(None, ge=1)
+    """CPU threads; None: what torch chooses."""
