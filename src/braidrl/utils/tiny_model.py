@@ -1,0 +1,94 @@
+"""A language model small enough for a laptop, made from code: no download, no hub.
+
+Its architecture is Qwen3's and its tokenizer is byte-level (one token a byte) with Qwen3's control tokens and message
+layout, so that everything which takes a Qwen3 model (the `qwen3` renderer, vLLM, transformers) takes this one.
+"""
+
+from pathlib import Path
+
+CONTROL_TOKENS = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<tool_call>",
+    "</tool_call>",
+    "<tool_response>",
+    "</tool_response>",
+    "<think>",
+    "</think>",
+)
+
+CHAT_TEMPLATE = (
+    "{%- for message in messages -%}"
+    "{{ '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor -%}"
+    "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}"
+    "{%- if enable_thinking is defined and not enable_thinking -%}{{ '<think>\\n\\n</think>\\n\\n' }}{%- endif -%}"
+    "{%- endif -%}"
+)
+
+
+def create_tiny_model(
+    path: Path,
+    *,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_heads: int = 4,
+    num_kv_heads: int = 2,
+    context: int = 512,
+    seed: int = 0,
+) -> Path:
+    """Write a randomly initialised model and its tokenizer as a Hugging Face folder.
+
+    The MLP is three times as wide as `hidden_size`; input and output embeddings are tied. The same arguments give the
+    same weights. Returns `path`; raises `FileExistsError` when it is there already.
+    """
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from braidrl.utils.publish import publish_folder
+
+    if path.exists():
+        raise FileExistsError(f"{path} exists; remove it or choose another folder")
+    tokenizer = byte_tokenizer()
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=num_layers,
+        num_attention_heads=num_heads,
+        num_key_value_heads=num_kv_heads,
+        head_dim=hidden_size // num_heads,
+        max_position_embeddings=context,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
+        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    with publish_folder(path) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return path
+
+
+def byte_tokenizer():
+    """A `PreTrainedTokenizerFast` of 256 bytes and Qwen3's control tokens; round-trips every string."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    # as in Qwen3, tool and thinking marks are single tokens that decoding keeps
+    tokenizer.add_tokens([AddedToken(text, special="|" in text, normalized=False) for text in CONTROL_TOKENS])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=CHAT_TEMPLATE,
+        clean_up_tokenization_spaces=False,
+    )
