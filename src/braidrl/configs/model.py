@@ -2,7 +2,7 @@
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from braidrl.configs.base import BaseConfig
 
@@ -20,7 +20,10 @@ class ModelConfig(BaseConfig):
 
 
 class RendererConfig(BaseConfig):
-    """How messages become tokens: a renderer of the `renderers` package."""
+    """How messages become tokens: a renderer of the `renderers` package. Further keys are the family's own options
+    (`enable_thinking = false` for `qwen3`); the family checks them."""
+
+    model_config = ConfigDict(extra="allow")
 
     name: str = "auto"
     """`auto` (from the tokenizer), a family such as `qwen3`, `default`, or `custom`."""
