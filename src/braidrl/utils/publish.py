@@ -30,6 +30,14 @@ def publish_bytes(target: Path, data: bytes) -> None:
     _sync(target.parent)
 
 
+def retract_folder(target: Path) -> None:
+    """Remove a published folder so that nobody reads half of it: it loses its name first."""
+    staging = _staging(target)
+    shutil.rmtree(staging, ignore_errors=True)
+    target.rename(staging)
+    shutil.rmtree(staging)
+
+
 def _staging(target: Path) -> Path:
     return target.with_name(target.name + ".tmp")
 
