@@ -1,0 +1,130 @@
+"""The chat loop: ask the model, run the tools it calls, until it answers in plain text."""
+
+from contextlib import AsyncExitStack
+from typing import Any
+
+from verifiers.v1 import Harness, HarnessConfig, ModelContext, TaskData, Trace
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.errors import HarnessError
+from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+from verifiers.v1.runtimes import ProgramResult, Runtime
+
+from braid_chat.connection import Answer, complete
+from braid_chat.tools import PythonTools, parse_arguments
+
+DONE = ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+class BraidChatHarnessConfig(HarnessConfig):
+    """The chat loop takes no settings beyond those of every harness."""
+
+    id: str = "braid-chat"
+
+
+class BraidChatHarness(Harness[BraidChatHarnessConfig]):
+    """A multi-turn chat with tools that starts no process, so that hundreds of rollouts share one event loop.
+
+    Every model call goes through the rollout's interception endpoint, which records it, counts turns and
+    tokens, and refuses a call when a limit or a `@stop` of the task is reached; a refusal ends the loop
+    cleanly. Tools are the task data's `@tool` methods (`braid_chat.tools`) and the task's MCP servers. A
+    prompt that no longer fits the context ends the loop and marks the trace as truncated.
+    """
+
+    APPENDS_SYSTEM_PROMPT = True
+    SUPPORTS_MCP = True
+    SUPPORTS_RESUME = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self,
+        ctx: ModelContext,
+        trace: Trace,
+        runtime: Runtime,
+        endpoint: str,
+        secret: str,
+        mcp_urls: dict[str, str],
+        data: TaskData,
+    ) -> ProgramResult:
+        system_prompt, prompt = self.resolve_prompt(data)
+        messages = [{"role": "system", "content": system_prompt}] if system_prompt else []
+        if isinstance(prompt, str):
+            messages.append({"role": "user", "content": prompt})
+        else:
+            messages.extend(message_to_wire(message) for message in prompt or [])
+        async with AsyncExitStack() as stack:
+            toolbox = await self._toolbox(stack, trace, mcp_urls, data)
+            request = {"model": ctx.model, "messages": messages}
+            if toolbox.schemas:
+                request["tools"] = toolbox.schemas
+            while True:
+                answer = await complete(endpoint, secret, request)
+                if answer.status != 200:
+                    return _end(trace, answer)
+                reply = answer.body["choices"][0]["message"]
+                messages.append(reply)
+                if not reply.get("tool_calls"):
+                    return DONE
+                messages.extend([await toolbox.answer(call) for call in reply["tool_calls"]])
+
+    async def _toolbox(
+        self, stack: AsyncExitStack, trace: Trace, mcp_urls: dict[str, str], data: TaskData
+    ) -> "Toolbox":
+        """The task's tools, less those that the config disables; MCP connections close with `stack`."""
+        python = PythonTools(data, trace.state)
+        headers = self.config.resolve_mcp_headers(mcp_urls)
+        servers = {
+            name: {"url": url, "timeout": self.config.tool_timeout, "headers": headers.get(name)}
+            for name, url in mcp_urls.items()
+        }
+        taken = {schema["function"]["name"] for schema in python.schemas}
+        schemas, routes, connections = await connect_mcp({"mcpServers": servers}, stack, taken)
+        return Toolbox(python, schemas, routes, connections, frozenset(self.config.disabled_tools or ()))
+
+
+class Toolbox:
+    """Every tool that one rollout may call."""
+
+    def __init__(
+        self,
+        python: PythonTools,
+        mcp_schemas: list[dict[str, Any]],
+        mcp_routes: dict[str, tuple[str, str]],
+        mcp_connections: dict[str, Any],
+        disabled: frozenset[str],
+    ) -> None:
+        schemas = [*python.schemas, *mcp_schemas]
+        self.schemas = [schema for schema in schemas if schema["function"]["name"] not in disabled]
+        self._names = {schema["function"]["name"] for schema in self.schemas}
+        self._python = python
+        self._routes = mcp_routes
+        self._connections = mcp_connections
+
+    async def answer(self, call: dict[str, Any]) -> dict[str, Any]:
+        """The tool message that answers `call`. What the model did wrong comes back to it as `error: ...`."""
+        name = call["function"]["name"]
+        try:
+            content = await self._run(name, parse_arguments(call["function"]["arguments"]))
+        except ValueError as error:
+            content = f"error: {error}"
+        return {"role": "tool", "tool_call_id": call["id"], "name": name, "content": content}
+
+    async def _run(self, name: str, arguments: dict[str, Any]) -> str | list[dict[str, Any]]:
+        if name not in self._names:
+            raise ValueError(f"there is no tool {name!r}; the tools are {sorted(self._names)}")
+        if name in self._python:
+            return await self._python.call(name, arguments)
+        return await call_mcp(self._connections, self._routes, name, arguments)
+
+
+def _end(trace: Trace, answer: Answer) -> ProgramResult:
+    """The outcome of a model call that the interception server did not serve."""
+    if trace.stop_condition is not None:
+        return DONE
+    if answer.status in (400, 413) and any(
+        marker in answer.error.casefold() for marker in CONTEXT_OVERFLOW_MARKERS
+    ):
+        trace.stop("max_total_tokens")
+        return DONE
+    raise HarnessError(f"model call failed with status {answer.status}: {answer.error}")

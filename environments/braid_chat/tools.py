@@ -1,0 +1,123 @@
+"""Tools that run inside the caller's process: methods of the task's data class that carry `@tool`.
+
+    class WeatherData(vf.TaskData):
+        forecasts: dict[str, str]
+
+        @tool
+        def forecast(self, city: str) -> str:
+            "Tomorrow's weather in a city."
+            return self.forecasts[city]
+
+The model sees the method's name, its docstring, and a JSON schema of its parameters. A parameter named
+`state` is not shown to the model: it receives the rollout's mutable `trace.state`. A method may be async; one
+that waits for something must be, because all rollouts share one event loop.
+"""
+
+import functools
+import inspect
+import json
+import logging
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.json_schema import GenerateJsonSchema
+from verifiers.v1 import TaskData, tool
+from verifiers.v1.utils.decorators import discover_decorated
+
+__all__ = ["PythonTools", "parse_arguments", "tool"]
+
+logger = logging.getLogger(__name__)
+
+STATE = "state"
+"""Name of the parameter that receives the rollout's state."""
+
+
+class PythonTools:
+    """The Python tools of one task. `schemas` is in the wire form of the OpenAI chat API."""
+
+    def __init__(self, data: TaskData, state: Any) -> None:
+        self._methods = {_name(method): method for method in discover_decorated(data, "tool")}
+        self._state = state
+        self.schemas = [_schema(method.__func__) for method in self._methods.values()]
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._methods
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> str:
+        """The tool's result as text. What the tool raises, and arguments that do not fit its signature, come
+        back as text that begins with `error:`."""
+        method = self._methods[name]
+        try:
+            checked = _parameters(method.__func__).model_validate(arguments)
+        except ValidationError as error:
+            return f"error: wrong arguments for {name}: {_faults(error)}"
+        values = {key: getattr(checked, key) for key in checked.model_fields_set}
+        if STATE in inspect.signature(method).parameters:
+            values[STATE] = self._state
+        try:
+            result = method(**values)
+            if inspect.isawaitable(result):
+                result = await result
+        except Exception as error:  # whatever a tool raises is for the model to read
+            logger.info("tool %s raised", name, exc_info=True)
+            return f"error: {type(error).__name__}: {error}"
+        return result if isinstance(result, str) else json.dumps(result, default=str)
+
+
+def parse_arguments(text: str) -> dict[str, Any]:
+    """The arguments of a tool call.
+
+    Raises:
+        ValueError: not JSON (cut off, say) or not an object (an object that was encoded twice, say); the
+            message tells the model what to send instead.
+    """
+    try:
+        arguments = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f"the tool arguments are not valid JSON ({error}); send one JSON object") from None
+    if not isinstance(arguments, dict):
+        kind = type(arguments).__name__
+        raise ValueError(
+            f"the tool arguments must be a JSON object, not {kind}; send the object itself, encoded once"
+        )
+    return arguments
+
+
+def _name(method: Callable[..., Any]) -> str:
+    return getattr(method, "tool_name", None) or method.__name__
+
+
+@functools.cache
+def _parameters(function: Callable[..., Any]) -> type[BaseModel]:
+    """The parameters that the model fills, as a strict-keyed pydantic model."""
+    hints = get_type_hints(function)
+    fields: dict[str, Any] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[1:]:
+        if parameter.name == STATE:
+            continue
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[parameter.name] = (hints.get(parameter.name, Any), default)
+    return create_model(_name(function), __config__=ConfigDict(extra="forbid"), **fields)
+
+
+@functools.cache
+def _schema(function: Callable[..., Any]) -> dict[str, Any]:
+    parameters = _parameters(function).model_json_schema(schema_generator=_Untitled)
+    parameters.pop("title", None)
+    description = inspect.getdoc(function) or ""
+    return {
+        "type": "function",
+        "function": {"name": _name(function), "description": description, "parameters": parameters},
+    }
+
+
+class _Untitled(GenerateJsonSchema):
+    """Titles repeat the names and would cost prompt tokens."""
+
+    def field_title_should_be_set(self, schema: Any) -> bool:
+        return False
+
+
+def _faults(error: ValidationError) -> str:
+    return "; ".join(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}" for fault in error.errors())

@@ -1,0 +1,178 @@
+"""Environment blocks: from the user's keys to the config of a verifiers environment.
+
+verifiers takes seconds to import, so it is imported only here and only when a block is resolved.
+"""
+
+import copy
+import importlib
+import pkgutil
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, get_args
+
+from pydantic import BaseModel, ValidationError
+
+from braidrl.configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    import verifiers.v1 as vf
+
+HARNESS = "braid-chat"
+"""The harness of an agent for which neither the block, nor its environment, nor its taskset names one."""
+RUNTIME = {"type": "subprocess"}
+"""The runtime of an agent for which neither the block nor its environment names one: this machine."""
+
+PLUGINS = {"taskset": "tasksets", "env": "envs", "harness": "harnesses"}
+"""Where verifiers keeps its own plugins of each kind."""
+
+
+def resolve_env(block: dict[str, Any], path: str = "env") -> "vf.EnvConfig":
+    """Check an environment block against the config class of its own environment and return that config.
+
+    Every agent that the block leaves open gets the in-process chat harness on this machine (`HARNESS`,
+    `RUNTIME`) where verifiers would choose a shell harness in a remote sandbox.
+
+    Args:
+        block: the user's keys, such as `{"taskset": {"id": "reverse-text"}}`; it is not modified.
+        path: where the block stands in the run's configuration; errors name the full path.
+
+    Raises:
+        ConfigError: an unknown key or id, a value of the wrong type, or a missing taskset id.
+    """
+    from verifiers.v1.utils import loaders
+
+    block = copy.deepcopy(block)
+    taskset_id = _required_id(block.get("taskset"), f"{path}.taskset")
+    env_id = block.get("id") or ""
+    _check_plugin(loaders.taskset_class, "taskset", taskset_id, f"{path}.taskset.id")
+    if env_id:
+        _check_plugin(loaders.import_environment, "env", env_id, f"{path}.id")
+    config_class = loaders.env_config_type(taskset_id, env_id)
+    bundled_harness = loaders.default_harness_id(taskset_id) == taskset_id
+    for role, default in _roles(config_class).items():
+        agent = block.setdefault(role, {})
+        if isinstance(agent, dict):
+            _fill_agent(agent, default, bundled_harness)
+            harness = agent.get("harness")
+            if isinstance(harness, dict) and "id" in harness:
+                _check_plugin(loaders.harness_class, "harness", harness["id"], f"{path}.{role}.harness.id")
+    try:
+        return loaders.resolve_env_config(copy.deepcopy(block))
+    except ValidationError as error:
+        raise _explain(error, config_class, block, path) from None
+
+
+def _roles(config_class: type["vf.EnvConfig"]) -> dict[str, "vf.AgentConfig"]:
+    """The environment's agents with their declared defaults: a field whose default is an `AgentConfig` is a
+    role."""
+    from verifiers.v1.configs.agent import AgentConfig
+
+    fields = config_class.model_fields
+    return {name: field.default for name, field in fields.items() if isinstance(field.default, AgentConfig)}
+
+
+def _fill_agent(agent: dict[str, Any], default: "vf.AgentConfig", bundled_harness: bool) -> None:
+    harness, runtime = agent.get("harness"), agent.get("runtime")
+    if default.harness is None and not bundled_harness and (harness is None or isinstance(harness, dict)):
+        agent["harness"] = {"id": HARNESS, **(harness or {})}
+    if "runtime" not in default.model_fields_set and (runtime is None or isinstance(runtime, dict)):
+        agent["runtime"] = {**RUNTIME, **(runtime or {})}
+
+
+def _required_id(taskset: Any, path: str) -> str:
+    taskset_id = taskset.get("id") if isinstance(taskset, dict) else None
+    if not isinstance(taskset_id, str) or not taskset_id:
+        raise ConfigError(
+            f"{path}.id", f'an environment needs a taskset id, such as "reverse-text" (got {taskset_id!r})'
+        )
+    return taskset_id
+
+
+def _check_plugin(load: Callable[[str], Any], kind: str, plugin_id: Any, path: str) -> None:
+    """Import the package behind an id, so that a wrong one is reported under its own key."""
+    if not isinstance(plugin_id, str):
+        raise ConfigError(path, f"a {kind} id is a string (got {plugin_id!r})")
+    try:
+        load(plugin_id)
+    except ModuleNotFoundError as error:
+        missing = getattr(error.__cause__, "name", None) or ""
+        if missing.rpartition(".")[2] != plugin_id.replace("-", "_").lower():
+            raise ConfigError(
+                path, f"{kind} {plugin_id!r} needs the package {missing!r}; install it"
+            ) from error
+        similar = get_close_matches(plugin_id, _installed(kind), n=1, cutoff=0.75)
+        message = f"there is no {kind} {plugin_id!r}: no installed package of that name"
+        raise ConfigError(path, message, similar[0] if similar else None) from error
+    except Exception as error:
+        raise ConfigError(
+            path, f"{kind} {plugin_id!r} cannot be loaded: {type(error).__name__}: {error}"
+        ) from error
+
+
+def _installed(kind: str) -> list[str]:
+    """Ids that could be meant: those that ship with verifiers, and every installed top-level package."""
+    namespace = importlib.import_module(f"verifiers.v1.{PLUGINS[kind]}")
+    modules = [*pkgutil.iter_modules(namespace.__path__), *pkgutil.iter_modules()]
+    return [module.name.replace("_", "-") for module in modules if module.ispkg]
+
+
+def _explain(error: ValidationError, model: type[BaseModel], block: dict[str, Any], path: str) -> ConfigError:
+    """The first fault (unknown keys before all others) with its full path and the nearest valid key."""
+    faults = error.errors(include_url=False)
+    fault = next((item for item in faults if item["type"] == "extra_forbidden"), faults[0])
+    parent, key, owners = _locate(fault, model, block, path)
+    where = f"{parent}.{key}" if key else parent
+    if fault["type"] == "extra_forbidden":
+        known = sorted({name for owner in owners for name in owner.model_fields})
+        similar = get_close_matches(key, known, n=1, cutoff=0.5)
+        if similar:
+            return ConfigError(where, "unknown key", f"{parent}.{similar[0]}")
+        return ConfigError(where, f"unknown key; valid here: {', '.join(known)}")
+    message = fault["msg"].removeprefix("Value error, ")
+    if fault["type"] not in ("missing", "value_error"):
+        message = f"{message[0].lower()}{message[1:]} (got {fault['input']!r})"
+    return ConfigError(where, message)
+
+
+def _locate(
+    fault: Any, model: type[BaseModel], data: Any, path: str
+) -> tuple[str, str, list[type[BaseModel]]]:
+    """(path of the block, key in it, models that may own the key), as the user wrote them: pydantic's
+    location also names the members of unions, and knows nothing of the classes that plugin ids choose."""
+    owners, key = [model], ""
+    for position, part in enumerate(fault["loc"]):
+        last = position == len(fault["loc"]) - 1
+        written = part in data if isinstance(data, dict) else isinstance(part, int) and isinstance(data, list)
+        if not written and not (last and fault["type"] == "missing"):
+            owners = [owner for owner in owners if part in (owner.__name__, _tag(owner))] or owners
+            continue
+        if last and isinstance(part, str):
+            key = part
+        else:
+            path += f"[{part}]" if isinstance(part, int) else f".{part}"
+            data = data[part]
+            owners = _owners_below(owners, part, data)
+    return path, key, owners
+
+
+def _owners_below(owners: list[type[BaseModel]], part: str | int, data: Any) -> list[type[BaseModel]]:
+    from verifiers.v1.utils import loaders
+
+    by_id = {"taskset": loaders.taskset_config_type, "harness": loaders.harness_config_type}
+    if part in by_id and isinstance(data, dict) and data.get("id"):
+        return [by_id[str(part)](data["id"])]
+    if isinstance(part, int):
+        return owners
+    fields = [owner.model_fields[part] for owner in owners if part in owner.model_fields]
+    return [model for field in fields for model in _models_in(field.annotation)]
+
+
+def _tag(model: type[BaseModel]) -> Any:
+    field = model.model_fields.get("type")
+    return field.default if field else None
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for argument in get_args(annotation) for model in _models_in(argument)]

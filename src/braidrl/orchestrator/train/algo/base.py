@@ -1,0 +1,62 @@
+"""The contract of an algorithm: finished episodes in, a per-token signal on their message graphs out."""
+
+from typing import Any, Generic, TypeVar
+
+from verifiers.v1 import Episode
+
+from braidrl.configs.algorithm import ActionLossType, BaseAlgorithmConfig
+from braidrl.orchestrator.train.algo.routing import num_trainable_tokens, stamp_action_weights
+
+ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
+
+
+class Algorithm(Generic[ConfigT]):
+    """One per environment. Subclass it and override the hook whose timing fits the signal:
+
+    - `score_episode`, as each episode arrives: rollout-local work, model calls;
+    - `score_group`, when the last episode of a group has arrived: credit relative to siblings.
+
+    Both annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls
+    `finalize_episode` for every episode, then `score_group`. Episodes with errors reach `score_group` as
+    well, so that an algorithm sees its whole group; `eligible_traces` picks what may be compared.
+    """
+
+    clients: Any
+    """Clients of the live policy, owned by the host; None where no model is served (tests)."""
+    action_loss_type: ActionLossType
+    """The loss component that consumes sampled tokens."""
+
+    def __init__(self, config: ConfigT, clients: Any = None) -> None:
+        self.config = config
+        self.clients = clients
+        self.action_loss_type = config.action_loss_type
+
+    async def setup(self) -> None:
+        """Build what the algorithm needs from its own config, once, before the first episode."""
+
+    async def score_episode(self, episode: Episode) -> None:
+        """Rollout-local signal of an episode that has trainable sampled tokens."""
+
+    async def score_group(self, episodes: list[Episode]) -> None:
+        """Group-relative signal of all episodes of one task that were sampled to be compared."""
+
+    async def finalize_episode(self, episode: Episode) -> None:
+        """Route an arrived episode's sampled tokens to their loss component and score it; an episode without
+        trainable sampled tokens is left alone."""
+        traces = [trace for trace in episode.traces if trace.agent.trainable and num_trainable_tokens(trace)]
+        if not traces:
+            return
+        for trace in traces:
+            stamp_action_weights(trace, self.action_loss_type)
+        await self.score_episode(episode)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run needs, as JSON-serialisable data."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`."""
+
+    def metrics(self) -> dict[str, float]:
+        """Scalars since the last call, for the step's log line."""
+        return {}

@@ -1,0 +1,169 @@
+"""From a trace's message graph to training samples: one per trainable branch."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+from verifiers.v1 import Trace
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import Branch
+
+from braidrl.orchestrator.train.algo.routing import CE, REF_KL, RL
+from braidrl.transport.types import TrainingSample
+
+
+@dataclass
+class Flattened:
+    """What became of one trace."""
+
+    samples: list[TrainingSample] = field(default_factory=list)
+    refused: Counter[str] = field(default_factory=Counter)
+    """Reason -> count. A stream that does not fit its tokens refuses the whole trace (`misaligned_...`,
+    `missing_...`, `nonfinite_...`); `too_long` refuses a branch."""
+
+
+def flatten_trace(
+    trace: Trace,
+    *,
+    seq_len: int,
+    temperature: float = 1.0,
+    env: str = "",
+    group_id: str = "",
+    episode_id: str = "",
+    versions: Sequence[int] = (),
+) -> Flattened:
+    """Cut an annotated trace into training samples.
+
+    A message node that several branches share is context in all of them but trains in the first one only, so
+    that a sampled token counts once however often it is context.
+
+    Args:
+        trace: annotated by its algorithm (`node.advantages`, `node.reference_logprobs`, `node.loss_weights`).
+        seq_len: longest sample, in tokens; a longer branch is refused.
+        temperature: at which the sampled tokens were sampled.
+        env, group_id, episode_id: recorded in the samples.
+        versions: policy version of every sampled token, node after node. If their number does not fit the
+            graph, every sample spans all of them, which can only overstate its age; none: a frozen source,
+            version 0.
+    """
+    result = Flattened()
+    if reason := _misfit(trace):
+        result.refused[reason] += 1
+        return result
+    spans = _version_spans(trace, versions)
+    trained: set[int] = set()
+    for branch in trace.branches:
+        if not branch.trainable:
+            continue
+        sample = _flatten_branch(branch, trained)
+        if sample is None:
+            continue
+        if len(sample.token_ids) > seq_len:
+            result.refused["too_long"] += 1
+            continue
+        own = [spans[id(node)] for node in branch.nodes if id(node) not in trained and id(node) in spans]
+        trained.update(id(node) for node in branch.nodes)
+        sample.version_start = min((start for start, _ in own), default=0)
+        sample.version_end = max((end for _, end in own), default=0)
+        sample.temperature, sample.env, sample.agent = temperature, env, trace.agent.name
+        sample.group_id, sample.episode_id, sample.trace_id = group_id, episode_id, trace.id
+        sample.reward = trace.reward
+        result.samples.append(sample)
+    return result
+
+
+def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
+    """Take sampled tokens without an advantage out of the rl component; None if then nothing is left to
+    train.
+
+    A sample that keeps ce or ref_kl weight is kept. The rl stream is sent only where it says more than
+    `mask`.
+    """
+    rl = sample.mask.astype(np.float32) if sample.rl_weights is None else sample.rl_weights
+    signal = np.zeros_like(sample.mask) if sample.advantages is None else sample.advantages != 0
+    rl = np.where(sample.mask & signal, rl, np.float32(0))
+    if not (rl.any() or _any(sample.ce_weights) or _any(sample.ref_kl_weights)):
+        return None
+    return msgspec.structs.replace(sample, rl_weights=None if np.array_equal(rl, sample.mask) else rl)
+
+
+def _flatten_branch(branch: Branch, trained: set[int]) -> TrainingSample | None:
+    """The branch's streams, blank on the nodes in `trained`; None if nothing is left to train."""
+    nodes = branch.nodes
+    fresh = np.repeat([id(node) not in trained for node in nodes], [len(node.token_ids) for node in nodes])
+    sampled = np.array(branch.sampled_mask, dtype=bool)
+    mask = sampled & fresh
+    ce, ref_kl = (_weights(branch, name, fresh) for name in (CE, REF_KL))
+    if not (mask.any() or _any(ce)):
+        return None
+
+    def spread(values: Callable[[MessageNode], list[float] | None]) -> np.ndarray:
+        stream = np.zeros(len(sampled), dtype=np.float32)
+        stream[sampled] = [value for node in nodes for value in values(node) or [0.0] * sum(node.mask)]
+        return np.where(mask, stream, np.float32(0))
+
+    assigned = any(node.advantages is not None for node in nodes)
+    scored = any(node.reference_logprobs is not None for node in nodes)
+    return TrainingSample(
+        token_ids=np.array(branch.token_ids, dtype=np.int32),
+        mask=mask,
+        sampling_logprobs=spread(lambda node: node.logprobs),
+        advantages=spread(lambda node: node.advantages) if assigned else None,
+        rl_weights=_weights(branch, RL, fresh, keep_zeros=True),
+        ce_weights=ce,
+        ref_kl_weights=ref_kl,
+        ref_logprobs=spread(lambda node: node.reference_logprobs) if scored else None,
+        branch=branch.index,
+    )
+
+
+def _weights(branch: Branch, name: str, fresh: np.ndarray, keep_zeros: bool = False) -> np.ndarray | None:
+    """A weight stream as f32[T]; None where absent, or all zero in a component whose absence means zero."""
+    weights = branch.loss_weights(name)
+    if weights is None:
+        return None
+    stream = np.where(fresh, np.array(weights, dtype=np.float32), np.float32(0))
+    return stream if keep_zeros or stream.any() else None
+
+
+def _any(weights: np.ndarray | None) -> bool:
+    return weights is not None and bool(weights.any())
+
+
+def _misfit(trace: Trace) -> str | None:
+    """The first stream of a node that does not fit its tokens. verifiers pads such streams in silence."""
+    for node in trace.nodes:
+        sampled, weights = sum(node.mask), node.loss_weights or {}
+        if len(node.mask) != len(node.token_ids):
+            return "misaligned_mask"
+        if any(len(stream) != len(node.token_ids) for stream in weights.values()):
+            return "misaligned_loss_weights"
+        ratio_free = RL in weights and not any(weights[RL]) and not any(weights.get(REF_KL, ()))
+        if len(node.logprobs) != sampled and not (ratio_free and not node.logprobs):
+            return "misaligned_logprobs"
+        if not np.isfinite(node.logprobs).all():
+            return "nonfinite_logprobs"
+        if any(weights.get(REF_KL, ())) and node.reference_logprobs is None:
+            return "missing_reference_logprobs"
+        for name in ("advantages", "reference_logprobs"):
+            values = getattr(node, name)
+            if values is not None and len(values) != sampled:
+                return f"misaligned_{name}"
+            if values is not None and not np.isfinite(values).all():
+                return f"nonfinite_{name}"
+    return None
+
+
+def _version_spans(trace: Trace, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """(oldest, newest) policy version of each node with sampled tokens, by `id(node)`."""
+    nodes = [node for node in trace.nodes if any(node.mask)]
+    if not versions:
+        return {}
+    if len(versions) != sum(sum(node.mask) for node in nodes):
+        whole = (min(versions), max(versions))
+        return {id(node): whole for node in nodes}
+    counts = np.cumsum([sum(node.mask) for node in nodes])[:-1]
+    parts: Iterable[np.ndarray] = np.split(np.array(versions), counts)
+    return {id(node): (int(part.min()), int(part.max())) for node, part in zip(nodes, parts, strict=True)}
