@@ -1,0 +1,302 @@
+"""Samples to packed rows: as few tokens as possible, the same number of rows on every rank, nothing dropped.
+
+A row is a forest of segments. Samples that begin alike share the segments of their common prefix (a radix tree over
+token ids), so a prompt of eight siblings, or the first turns of two branches, is computed once. Only what predicts a
+loss entry is in a row: the tokens after a sample's last predictor train nothing and are left out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import numpy as np
+
+from braidrl.transport.types import TrainingSample
+
+
+class Segment(NamedTuple):
+    """A stretch of a row. Its tokens attend to their own past in it and to every token of its ancestors; positions
+    continue along the path. Segments stand in depth-first order: a segment's descendants follow it immediately."""
+
+    start: int
+    """Row index of its first token."""
+    length: int
+    """Tokens, at least 1."""
+    parent: int | None
+    """Index of the segment that it continues; None starts at position 0."""
+
+
+@dataclass(frozen=True, eq=False)
+class MicroBatch:
+    """One packed row for one forward: T tokens, and L loss entries, ordered by sample and then by position.
+
+    An entry is a token that is a member of at least one component. Entries of several samples may share a
+    `hidden_index`. A micro batch that only fills up a rank has one token and no entry.
+    """
+
+    token_ids: np.ndarray
+    """i64[T]."""
+    position_ids: np.ndarray
+    """i64[T]: position of the token in its sample."""
+    segments: tuple[Segment, ...]
+    """They cover the row without gaps."""
+    hidden_index: np.ndarray
+    """i64[L]: row index of the token whose hidden state predicts the entry."""
+    targets: np.ndarray
+    """i64[L]: the predicted token."""
+    temperature: np.ndarray
+    """f32[L] > 0: the sampling temperature."""
+    sample_index: np.ndarray
+    """i64[L]: index of the entry's sample among those given to `pack`."""
+    rl_weights: np.ndarray
+    """f32[L] >= 0; 0 is no member of `rl`."""
+    ce_weights: np.ndarray
+    """f32[L] >= 0; 0 is no member of `ce`."""
+    ref_kl_weights: np.ndarray
+    """f32[L] >= 0; 0 is no member of `ref_kl`."""
+    advantages: np.ndarray
+    """f32[L]; NaN where the sample has none."""
+    inference_logprobs: np.ndarray
+    """f32[L]: log-probs of the sampler, as the sample carries them (0 off its mask)."""
+    ref_logprobs: np.ndarray
+    """f32[L]: log-probs of the reference; NaN where absent."""
+    envs: dict[int, str]
+    """Sample index to environment name, for the samples of this row."""
+
+
+@dataclass(frozen=True)
+class Normalisers:
+    """Global denominators of the three components. A zero one divides by 1."""
+
+    rl: float = 0.0
+    """Sum of the rl members' weights."""
+    ce: float = 0.0
+    """Number of ce members."""
+    ref_kl: float = 0.0
+    """Number of ref_kl members."""
+
+    @classmethod
+    def of(cls, samples: Sequence[TrainingSample]) -> Self:
+        """Those of a whole batch, the same on every rank that holds the batch. Raises as `pack` does."""
+        streams = [_streams(index, sample) for index, sample in enumerate(samples)]
+        return cls(
+            rl=float(sum(stream.rl.sum(dtype=np.float64) for stream in streams)),
+            ce=float(sum(np.count_nonzero(stream.ce) for stream in streams)),
+            ref_kl=float(sum(np.count_nonzero(stream.ref_kl) for stream in streams)),
+        )
+
+
+def pack(
+    samples: Sequence[TrainingSample], *, max_tokens: int, rank: int = 0, world_size: int = 1
+) -> list[MicroBatch]:
+    """The rows of one rank, at most `max_tokens` long; a single longer sample gets a row of its own.
+
+    Every rank that is given the same samples gets the same number of rows, of about equal length. Deterministic.
+
+    Raises:
+        ValueError: a stream's length is not the number of tokens; a weight is negative or not finite; a member lacks
+            its advantage or reference log-prob; or a member is the first token of its sample, which nothing predicts.
+    """
+    if max_tokens < 1 or not 0 <= rank < world_size:
+        raise ValueError(
+            f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}; need max_tokens >= 1 and 0 <= rank < world_size"
+        )
+    paths = [_Path(index, sample) for index, sample in enumerate(samples)]
+    paths = sorted((path for path in paths if path.entries.size), key=lambda path: path.sort_key)
+    rows = _balanced_rows(paths, max_tokens, world_size)
+    mine = [
+        rows[first : first + world_size][rank if turn % 2 == 0 else world_size - 1 - rank]
+        for turn, first in enumerate(range(0, len(rows), world_size))
+    ]
+    return [_build_row([paths[index] for index in sorted(row)]) for row in mine]
+
+
+class _Streams(NamedTuple):
+    """The validated component weights of one sample, f32[T] each; 0 is no member."""
+
+    rl: np.ndarray
+    ce: np.ndarray
+    ref_kl: np.ndarray
+
+
+def _streams(index: int, sample: TrainingSample) -> _Streams:
+    def refuse(what: str, remedy: str) -> ValueError:
+        place = f"env {sample.env!r}, trace {sample.trace_id!r}, branch {sample.branch}"
+        return ValueError(f"sample {index} ({place}): {what}; {remedy}")
+
+    length = len(sample.token_ids)
+    for name in (
+        "mask",
+        "sampling_logprobs",
+        "advantages",
+        "rl_weights",
+        "ce_weights",
+        "ref_kl_weights",
+        "ref_logprobs",
+    ):
+        stream = getattr(sample, name)
+        if stream is not None and stream.shape != (length,):
+            raise refuse(
+                f"{name} has shape {stream.shape}, token_ids ({length},)",
+                "every stream has one entry a token",
+            )
+    if not (np.isfinite(sample.temperature) and sample.temperature > 0):
+        raise refuse(
+            f"temperature is {sample.temperature}", "train on samples drawn at a temperature above 0"
+        )
+
+    def weights(name: str, default: np.ndarray) -> np.ndarray:
+        stream = getattr(sample, name)
+        if stream is None:
+            return default
+        bad = np.flatnonzero(~(np.isfinite(stream) & (stream >= 0)))
+        if bad.size:
+            raise refuse(f"{name}[{bad[0]}] is {stream[bad[0]]}", "weights are finite and at least 0")
+        return stream.astype(np.float32)
+
+    nothing, mask = np.zeros(length, np.float32), sample.mask.astype(np.float32)
+    streams = _Streams(
+        rl=np.where(sample.mask, weights("rl_weights", mask), nothing),
+        ce=weights("ce_weights", nothing),
+        ref_kl=weights("ref_kl_weights", nothing),
+    )
+    for name, members, needed in (
+        ("rl", streams.rl, "advantages"),
+        ("ref_kl", streams.ref_kl, "ref_logprobs"),
+    ):
+        stream = getattr(sample, needed)
+        missing = np.flatnonzero((members != 0) & ~(np.isfinite(stream) if stream is not None else False))
+        if missing.size:
+            raise refuse(
+                f"{name} member {missing[0]} has no finite entry in {needed}",
+                f"ship {needed} or {name}_weights of 0",
+            )
+    if length and any(stream[0] for stream in streams):
+        raise refuse(
+            "its first token is a loss member, but no token predicts it", "a prompt has at least one token"
+        )
+    return streams
+
+
+class _Path:
+    """One sample on its way into a row: the tokens that its entries need, and the entries."""
+
+    def __init__(self, index: int, sample: TrainingSample) -> None:
+        self.index, self.sample, self.streams = index, sample, _streams(index, sample)
+        self.entries = (
+            np.flatnonzero(np.any(self.streams, axis=0)) if len(sample.token_ids) else np.zeros(0, np.int64)
+        )
+        self.tokens = sample.token_ids[: self.entries[-1] if self.entries.size else 0]
+        # big-endian bytes order like the numbers; equal paths keep the order of the batch
+        self.sort_key = (self.tokens.astype(">u4").tobytes(), index)
+
+
+def _balanced_rows(paths: list[_Path], max_tokens: int, world_size: int) -> list[list[int]]:
+    """Rows as path indices, longest first, a multiple of `world_size` (empty ones pad): the fewest that hold
+    `max_tokens` each, then the least capacity that still needs no more of them."""
+    lengths = [len(path.tokens) for path in paths]
+    shared = [0, *(_common_prefix(a.tokens, b.tokens) for a, b in zip(paths, paths[1:]))]
+    rows = _fill(lengths, shared, max_tokens)
+    count = -(-max(len(rows), 1) // world_size) * world_size
+    low, high = 1, max_tokens
+    while low < high:
+        middle = (low + high) // 2
+        tighter = _fill(lengths, shared, middle)
+        if len(tighter) <= count:
+            rows, high = tighter, middle
+        else:
+            low = middle + 1
+    return rows + [[]] * (count - len(rows))
+
+
+def _fill(lengths: list[int], shared: list[int], capacity: int) -> list[list[int]]:
+    """First-fit decreasing of pieces: runs of sorted paths of which each shares a quarter or more with the last."""
+    pieces: list[tuple[int, list[int]]] = []
+    for index, (length, common) in enumerate(zip(lengths, shared, strict=True)):
+        if pieces and 4 * common >= length and pieces[-1][0] + length - common <= capacity:
+            size, piece = pieces[-1]
+            pieces[-1] = (size + length - common, [*piece, index])
+        else:
+            pieces.append((length, [index]))
+    rows: list[list[int]] = []
+    sizes: list[int] = []
+    for size, piece in sorted(pieces, key=lambda piece: -piece[0]):
+        row = next((row for row, used in enumerate(sizes) if used + size <= capacity), len(rows))
+        if row == len(rows):
+            rows.append([])
+            sizes.append(0)
+        rows[row] += piece
+        sizes[row] += size
+    return [rows[row] for row in sorted(range(len(rows)), key=lambda row: -sizes[row])]
+
+
+def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
+    length = min(len(a), len(b))
+    differ = a[:length] != b[:length]
+    return int(differ.argmax()) if differ.any() else length
+
+
+def _build_row(paths: list[_Path]) -> MicroBatch:
+    """Lay sorted paths out as a radix tree in depth-first order, and point every entry at its predictor."""
+    segments: list[Segment] = []
+    stretches: list[tuple[np.ndarray, int]] = []  # tokens of each segment, position of its first one
+    where = [np.zeros(len(path.tokens), np.int64) for path in paths]  # row index of each token of each path
+    cursor = 0
+    stack: list[tuple[int, int, int, int | None]] = [(0, len(paths), 0, None)] if paths else []
+    while stack:
+        first, last, depth, parent = stack.pop()  # paths[first:last] agree before `depth`
+        tokens = paths[first].tokens
+        end = _common_prefix(tokens, paths[last - 1].tokens)  # sorted: what the outermost share, all share
+        if end > depth:
+            segments.append(Segment(cursor, end - depth, parent))
+            stretches.append((tokens[depth:end], depth))
+            for path in where[first:last]:
+                path[depth:end] = np.arange(cursor, cursor + end - depth)
+            parent = len(segments) - 1
+            cursor += end - depth
+        stack += reversed(_branches(paths, first, last, end, parent))
+    if not segments:
+        segments, stretches = [Segment(0, 1, None)], [(np.zeros(1, np.int64), 0)]
+    return MicroBatch(
+        token_ids=np.concatenate([tokens for tokens, _ in stretches]).astype(np.int64),
+        position_ids=np.concatenate([np.arange(start, start + len(tokens)) for tokens, start in stretches]),
+        segments=tuple(segments),
+        envs={path.index: path.sample.env for path in paths},
+        **_entries(sorted(zip(paths, where), key=lambda pair: pair[0].index)),
+    )
+
+
+def _branches(
+    paths: list[_Path], first: int, last: int, depth: int, parent: int | None
+) -> list[tuple[int, int, int, int | None]]:
+    """Split the sorted run by its next token; paths that end here (they come first) have no branch."""
+    while first < last and len(paths[first].tokens) == depth:
+        first += 1
+    heads = np.array([path.tokens[depth] for path in paths[first:last]])
+    cuts = [first, *(first + 1 + np.flatnonzero(heads[1:] != heads[:-1])), last] if first < last else []
+    return [(int(start), int(stop), depth, parent) for start, stop in zip(cuts, cuts[1:])]
+
+
+def _entries(paths: list[tuple[_Path, np.ndarray]]) -> dict[str, np.ndarray]:
+    def gather(dtype: type, stretches: list[np.ndarray]) -> np.ndarray:
+        return np.concatenate([np.zeros(0, dtype), *stretches]).astype(dtype)
+
+    def stream(values: np.ndarray | None, path: _Path) -> np.ndarray:
+        return np.full(path.entries.size, np.nan) if values is None else values[path.entries]
+
+    return {
+        "hidden_index": gather(np.int64, [where[path.entries - 1] for path, where in paths]),
+        "targets": gather(np.int64, [path.sample.token_ids[path.entries] for path, _ in paths]),
+        "temperature": gather(
+            np.float32, [np.full(path.entries.size, path.sample.temperature) for path, _ in paths]
+        ),
+        "sample_index": gather(np.int64, [np.full(path.entries.size, path.index) for path, _ in paths]),
+        "rl_weights": gather(np.float32, [path.streams.rl[path.entries] for path, _ in paths]),
+        "ce_weights": gather(np.float32, [path.streams.ce[path.entries] for path, _ in paths]),
+        "ref_kl_weights": gather(np.float32, [path.streams.ref_kl[path.entries] for path, _ in paths]),
+        "advantages": gather(np.float32, [stream(path.sample.advantages, path) for path, _ in paths]),
+        "inference_logprobs": gather(
+            np.float32, [path.sample.sampling_logprobs[path.entries] for path, _ in paths]
+        ),
+        "ref_logprobs": gather(np.float32, [stream(path.sample.ref_logprobs, path) for path, _ in paths]),
+    }

@@ -1,0 +1,225 @@
+"""Forest attention: a token of a packed row attends to its segment's past and to the segments of its ancestors.
+
+Registered with transformers as the attention implementation `braid_forest`. The forest travels as the keyword
+argument `forest` of the model's forward, so that recomputed activations (checkpointing) see it too.
+
+On CPU there is no mask at all: every segment is one causal call over itself, and every segment with descendants one
+full call of all their queries over its keys; the softmax parts are merged by their log-sum-exp. The backward pass of
+each part is the flash backward with the merged output and log-sum-exp, which gives exactly its share of the gradient.
+
+On GPU it is flex attention with a block mask made from the forest. That branch is written to the same contract and is
+not exercised by the tests, which run on CPU.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from braidrl.packing import Segment
+
+NAME = "braid_forest"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias", "past_key_values", "cache")
+"""Arguments that change what attention computes, which the packed forward does not implement."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """Queries [query_start, query_stop) of the row over keys [key_start, key_stop), causal when they coincide."""
+
+    query_start: int
+    query_stop: int
+    key_start: int
+    key_stop: int
+    causal: bool
+
+
+class Forest:
+    """Who attends to whom in a row of T tokens."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        """`segments` in depth-first order, as `pack` lays them out."""
+        self.segments = tuple(segments)
+        self.length = sum(segment.length for segment in segments)
+        ends = [segment.start + segment.length for segment in segments]
+        paths = [segment.length for segment in segments]  # tokens from the root to each segment's end
+        for index, segment in enumerate(segments):
+            if segment.parent is not None:
+                paths[index] += paths[segment.parent]
+        subtree_ends = list(ends)
+        for index in reversed(range(len(segments))):
+            parent = segments[index].parent
+            if parent is not None:
+                subtree_ends[parent] = max(subtree_ends[parent], subtree_ends[index])
+        self.longest_path = max(paths)
+        """Tokens of the longest sample in the row."""
+        self.attention_calls = 0
+        """How many attention layers have used it."""
+        self.parts = [Part(s.start, end, s.start, end, True) for s, end in zip(self.segments, ends)]
+        self.parts += [
+            Part(end, subtree_end, segment.start, end, False)
+            for segment, end, subtree_end in zip(self.segments, ends, subtree_ends)
+            if subtree_end > end
+        ]
+        self._subtree_ends = subtree_ends
+
+    @cached_property
+    def _subtree_end_T(self) -> Tensor:
+        lengths = torch.tensor([segment.length for segment in self.segments])
+        return torch.tensor(self._subtree_ends).repeat_interleave(lengths)
+
+    def mask(self) -> Tensor:
+        """bool[T, T]: query attends to key. In depth-first order a key is seen from itself to its subtree's end."""
+        index = torch.arange(self.length)
+        return (index[None, :] <= index[:, None]) & (index[:, None] < self._subtree_end_T[None, :])
+
+    def block_mask(self, device: torch.device) -> Any:
+        """The same as a flex-attention block mask, made once a row."""
+        if not hasattr(self, "_block_mask"):
+            from torch.nn.attention.flex_attention import create_block_mask
+
+            subtree_end = self._subtree_end_T.to(device)
+
+            def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+                return (key <= query) & (query < subtree_end[key])
+
+            self._block_mask = create_block_mask(
+                visible, None, None, self.length, self.length, device=str(device)
+            )
+        return self._block_mask
+
+
+class _ForestAttention(torch.autograd.Function):
+    """query [1, H, T, D], key and value [1, G, T, D] with G dividing H; returns [1, H, T, D]."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float) -> Tensor:
+        flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        output = torch.empty_like(query)
+        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        for part in forest.parts:
+            q, k, v = _part(part, query, key, value)
+            out_part, lse_part = flash(q, k, v, 0.0, part.causal, scale=scale)
+            out, total = _queries(part, output), lse[:, :, part.query_start : part.query_stop]
+            if part.causal:  # these come first and cover the row
+                out.copy_(out_part)
+                total.copy_(lse_part)
+            else:
+                merged = torch.logaddexp(total, lse_part)
+                share = torch.exp(lse_part - merged).unsqueeze(-1)
+                out.copy_(torch.lerp(out.to(share.dtype), out_part.to(share.dtype), share))
+                total.copy_(merged)
+        ctx.save_for_backward(query, key, value, output, lse)
+        ctx.forest, ctx.scale = forest, scale
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+        flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        query, key, value, output, lse = ctx.saved_tensors
+        grad_output = grad_output.contiguous()
+        accumulate = lse.dtype  # several parts add to a token's gradient
+        grads = [torch.zeros_like(tensor, dtype=accumulate) for tensor in (query, key, value)]
+        for part in ctx.forest.parts:
+            rows = _part(part, query, key, value)
+            part_lse = lse[:, :, part.query_start : part.query_stop]
+            parts = flash_backward(
+                _queries(part, grad_output),
+                *rows,
+                _queries(part, output),
+                part_lse,
+                0.0,
+                part.causal,
+                scale=ctx.scale,
+            )
+            for grad, grad_part in zip(_part(part, *grads), parts):
+                grad += grad_part
+        return *(grad.to(query.dtype) for grad in grads), None, None
+
+
+def _queries(part: Part, tensor: Tensor) -> Tensor:
+    return tensor[:, :, part.query_start : part.query_stop]
+
+
+def _part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    keys = slice(part.key_start, part.key_stop)
+    return _queries(part, query), key[:, :, keys], value[:, :, keys]
+
+
+_flex_attention: Any = None
+
+
+def _flex(query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float) -> Tensor:
+    global _flex_attention
+    if _flex_attention is None:
+        from torch.nn.attention.flex_attention import flex_attention
+
+        _flex_attention = torch.compile(flex_attention)
+    return _flex_attention(
+        query,
+        key,
+        value,
+        block_mask=forest.block_mask(query.device),
+        scale=scale,
+        enable_gqa=query.shape[1] != key.shape[1],
+    )
+
+
+def forest_attention(
+    query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float | None = None
+) -> Tensor:
+    """Differentiable attention of one packed row, float[1, H, T, D].
+
+    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention). `scale` None is
+    1 / sqrt(D).
+    """
+    if query.shape[0] != 1 or query.shape[2] != forest.length or key.shape[2] != forest.length:
+        raise ValueError(
+            f"forest of {forest.length} tokens, but queries are {tuple(query.shape)} and keys {tuple(key.shape)}; "
+            "a packed row is a batch of one, without a key-value cache"
+        )
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
+    if query.device.type != "cpu":
+        return _flex(query, key, value, forest, scale)
+    return _ForestAttention.apply(query, key, value, forest, scale)
+
+
+def _attention_interface(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    forest: Forest | None = None,
+    sliding_window: int | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The signature that transformers calls; returns [1, T, H, D]. Refuses what it does not compute."""
+    name = type(module).__name__
+    if forest is None:
+        raise ValueError(
+            f"{name}: forest attention was called without `forest`; pass forest=Forest(segments) to the model's "
+            "forward, and use an architecture that hands its keyword arguments on to its attention"
+        )
+    refused = [key for key in UNSUPPORTED if kwargs.get(key) is not None]
+    if refused or dropout:
+        raise ValueError(
+            f"{name}: packed training does not support {', '.join(refused or ['attention dropout'])}"
+        )
+    if sliding_window is not None and forest.longest_path > sliding_window:
+        raise ValueError(
+            f"{name}: a sample of {forest.longest_path} tokens is longer than the sliding window of {sliding_window}; "
+            "packed training computes full attention: lower seq_len to the window or use another model"
+        )
+    forest.attention_calls += 1
+    output = forest_attention(query, key, value, forest, scaling)
+    return output.transpose(1, 2).contiguous(), None
+
+
+AttentionInterface.register(NAME, _attention_interface)

@@ -1,0 +1,75 @@
+"""What a loss is: per-token tensors of one sequence in, a sum to minimise and metrics out (seed 000, "Custom Loss").
+
+The built-in losses are vectorised over all entries of a micro batch: for them the packed entries are one sequence.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_LOG_RATIO = 20.0
+"""Log ratios are capped here before exp, so that it cannot overflow (SPEC 0.4); below, formulas are exact."""
+
+
+@dataclass
+class LossInputs:
+    """Per-token tensors, float[N]. Tokens outside `loss_mask` may hold NaN or infinities. Only `trainer_logprobs`
+    carries a gradient."""
+
+    trainer_logprobs: Tensor
+    """Current policy (x)."""
+    inference_logprobs: Tensor
+    """Policy that sampled the rollout (mu)."""
+    ref_logprobs: Tensor | None
+    """Reference model; None where no algorithm scores against one."""
+    advantages: Tensor
+    loss_mask: Tensor
+    """bool[N]: the member tokens of the component."""
+    loss_weights: Tensor | None
+    """The component's weight stream; None: 1 everywhere."""
+    old_logprobs: Tensor | None = None
+    """The trainer's log-probs before the first update of the step; None where they are not recomputed."""
+
+
+@dataclass
+class LossOutputs:
+    """`loss` is a sum over the members, attached to the graph even when there is none; the trainer divides it.
+
+    A metric is a scalar (a mean, averaged over calls) or, from built-ins, a float[2] of a sum and its denominator, so
+    that it adds up over micro batches and ranks before one division; denominator 0 marks a plain sum.
+    """
+
+    loss: Tensor
+    metrics: dict[str, Tensor]
+
+
+Loss = Callable[[LossInputs], LossOutputs]
+
+
+def capped_ratio(log_ratio: Tensor) -> Tensor:
+    """exp(min(log_ratio, 20)), float[N]. The gradient is the capped ratio times the score, also above the cap."""
+    return torch.exp(log_ratio - (log_ratio.detach() - MAX_LOG_RATIO).clamp_min(0))
+
+
+def probability_change(x: Tensor, mu: Tensor) -> Tensor:
+    """exp(x) - exp(mu) without cancellation, float[N]; both log-probs finite."""
+    difference = x - mu
+    return torch.exp(torch.maximum(x, mu)) * -torch.expm1(-difference.abs()) * difference.sign()
+
+
+def mismatch_kl(log_ratio: Tensor) -> Tensor:
+    """k3 estimate exp(d) - 1 - d of KL(sampler || trainer), float[N] >= 0, its exponent capped at 20."""
+    return torch.expm1(log_ratio.clamp_max(MAX_LOG_RATIO)) - log_ratio
+
+
+def mean(values: Tensor, count: int | None = None) -> Tensor:
+    """A metric float[2]: the sum of `values` over `count` tokens (None: as many as there are values)."""
+    total = values.detach().sum(dtype=torch.promote_types(values.dtype, torch.float32))
+    return torch.stack([total, total.new_tensor(values.numel() if count is None else count)])
+
+
+def total(values: Tensor) -> Tensor:
+    """A metric float[2] that is a plain sum: its denominator is 0."""
+    return mean(values, 0)
