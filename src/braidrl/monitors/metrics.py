@@ -1,4 +1,4 @@
-"""Metrics as JSON lines: one line a step, floats written exactly (the shortest decimals that read back equal)."""
+"""Metrics as JSON lines: one line a step, floats written exactly (as decimals that read back equal)."""
 
 import json
 import math
@@ -12,7 +12,7 @@ NONFINITE = "nonfinite_metrics"
 
 
 class MetricsWriter:
-    """Appends one line a step to a JSONL file, `{"step": n, name: value, ...}`; a reader sees each line at once."""
+    """Appends one line a step, `{"step": n, name: value, ...}`, which a reader sees at once."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -35,7 +35,7 @@ class MetricsWriter:
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """The lines of a metrics file in order; none when there is no file. A last line without its end is not read yet.
+    """The lines of a metrics file in order; none when there is no file, and no last line that lacks its end.
 
     Raises `ValueError` when any other line is not JSON.
     """

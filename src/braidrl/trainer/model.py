@@ -128,12 +128,17 @@ def _check_probe(model: PreTrainedModel, probe: list[TrainingSample], expected: 
 
 
 def save_model(
-    model: PreTrainedModel, tokenizer_source: str | Path, folder: Path, dtype: torch.dtype
+    model: PreTrainedModel,
+    tokenizer_source: str | Path,
+    folder: Path,
+    dtype: torch.dtype,
+    state: dict[str, Tensor] | None = None,
 ) -> None:
     """Write a Hugging Face folder: config, safetensors in `dtype`, generation config, and the tokenizer's files.
 
     `tokenizer_source` is the folder (or hub id) that the model came from. Tied weights stay tied. `folder` is written
-    in place: stage it (`publish_folder`) where another process waits for it.
+    in place: stage it (`publish_folder`) where another process waits for it. `state` holds the whole weights of a model
+    whose own are sharded; None: `model.state_dict()`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if Path(tokenizer_source).is_dir():
@@ -143,7 +148,7 @@ def save_model(
     else:
         AutoTokenizer.from_pretrained(tokenizer_source).save_pretrained(folder)
     cast: dict[int, Tensor] = {}  # by storage, so that tied tensors are seen to be tied
-    state = model.state_dict()
+    state = dict(model.state_dict() if state is None else state)
     for key, tensor in state.items():
         if tensor.is_floating_point():
             state[key] = cast.setdefault(tensor.data_ptr(), tensor.to(dtype))

@@ -7,10 +7,11 @@ import torch
 from torch import nn
 
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
+from braidrl.trainer.parallel import gathered
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; decoupled decay of matrices alone. State is float32, as the parameters are.
+    """AdamW over the trainable parameters, with decoupled decay of matrices alone; its state is float32.
 
     The fused form, because one pass over memory is five times as fast on a CPU as one pass an operation.
     """
@@ -29,10 +30,10 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
 
 
 def learning_rate(optim: OptimConfig, scheduler: SchedulerConfig, step: int, max_steps: int) -> float:
-    """Learning rate of optimizer step `step` (1-based), a pure function, so that a resumed run needs no other state.
+    """Learning rate of step `step` (1-based); a pure function, so that a resumed run needs no state.
 
-    Warm-up rises linearly and reaches the peak at its last step. The decay starts from the peak at the step after and
-    arrives at `min_lr_ratio` after `decay_steps` steps, so that no step of a run has learning rate 0.
+    Warm-up rises linearly and reaches the peak at its last step. The decay starts from the peak at the step
+    after and arrives at `min_lr_ratio` after `decay_steps` steps, so that by default no step has rate 0.
     """
     if step <= scheduler.warmup_steps:
         return optim.lr * step / scheduler.warmup_steps
@@ -53,13 +54,13 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float) -> float:
-    """Scale gradients down to the global L2 norm `max_norm`; returns the norm before. Shards count as one tensor.
+    """Scale gradients down to the global L2 norm `max_norm`, over all shards; returns the norm before.
 
     A norm that is not finite is returned and the gradients are left alone: the caller must not step.
     """
-    parameters = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = torch.nn.utils.get_total_norm([parameter.grad for parameter in parameters])
-    norm = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    parameters = list(parameters)
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    norm = gathered(torch.nn.utils.get_total_norm(gradients))
     if torch.isfinite(norm):
         torch.nn.utils.clip_grads_with_norm_(parameters, max_norm, norm)
     return norm.item()

@@ -1,7 +1,7 @@
-"""Data parallelism: one process by default; the same code runs under `torchrun` with its parameters sharded (FSDP2)."""
+"""Data parallelism: one process by default; under `torchrun` the same code with sharded parameters."""
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,24 +18,20 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 class Parallel:
     """This process among the `world_size` that train together."""
 
-    rank: int = 0
-    world_size: int = 1
-    device: torch.device = torch.device("cpu")
+    rank: int
+    world_size: int
+    device: torch.device
 
     @property
     def leads(self) -> bool:
         """Whether this process writes what is written once."""
         return self.rank == 0
 
-    def sum(self, values: Mapping[str, float]) -> dict[str, float]:
-        """Sum each value over all processes, in float64. Every process passes the same names."""
-        if self.world_size == 1:
-            return dict(values)
-        names = sorted(values)
-        # float64 travels through the CPU group on every backend
-        total = torch.tensor([values[name] for name in names], dtype=torch.float64, device=self.device)
-        dist.all_reduce(total)
-        return dict(zip(names, total.tolist(), strict=True))
+    def all_reduce(self, values: torch.Tensor) -> torch.Tensor:
+        """The sum of `values` over all processes."""
+        if self.world_size > 1:
+            dist.all_reduce(values)
+        return values
 
     def barrier(self) -> None:
         """Wait for every process."""
@@ -45,7 +41,7 @@ class Parallel:
 
 @contextmanager
 def data_parallel(timeout: float = 600.0) -> Iterator[Parallel]:
-    """Join the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`); without it, be the only one.
+    """Join the processes that `torchrun` started (`RANK`, `WORLD_SIZE`, `LOCAL_RANK`), or be the only one.
 
     A collective that takes longer than `timeout` seconds, because another process died, is an error.
     """
@@ -55,7 +51,7 @@ def data_parallel(timeout: float = 600.0) -> Iterator[Parallel]:
         torch.cuda.set_device(device)
     world_size = int(os.environ.get("WORLD_SIZE", "1"))
     if world_size == 1:
-        yield Parallel(device=device)
+        yield Parallel(0, 1, device)
         return
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group(backend, timeout=timedelta(seconds=timeout))
@@ -70,20 +66,41 @@ def shard(
 ) -> None:
     """Shard the parameters of `policy` in place; each of `layers` is gathered by itself while it computes.
 
-    Parameters and their gradients stay float32 and are reduced in float32; layers compute in `compute_dtype`. Gradients
-    are summed over processes, not averaged, since the loss is divided by global counts. One process: nothing to do.
+    Parameters and gradients stay float32 and are reduced in float32; layers travel and compute in
+    `compute_dtype`. Gradients are summed over processes, not averaged, since the loss is divided by global
+    counts. With one process there is nothing to do.
     """
     if parallel.world_size == 1:
         return
     mesh = init_device_mesh(parallel.device.type, (parallel.world_size,))
-    precision = MixedPrecisionPolicy(param_dtype=compute_dtype, reduce_dtype=torch.float32)
-    for module in (*layers, policy):
-        fully_shard(module, mesh=mesh, mp_policy=precision)
+    # the residual stream between layers, the embeddings and the head stay float32, as in one process
+    precision = MixedPrecisionPolicy(
+        param_dtype=compute_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )
+    for layer in layers:
+        fully_shard(layer, mesh=mesh, mp_policy=precision)
+    fully_shard(policy, mesh=mesh)
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             # gloo and NCCL both sum; a factor of their own is NCCL's alone
             module.set_force_sum_reduction_for_comms(True)
+
+
+def gathered_state(model: nn.Module, parallel: Parallel) -> dict[str, torch.Tensor]:
+    """A sharded model's state dict, whole and tied as it is, on the CPU of the first process (all call it).
+
+    One process gets its model's own tensors.
+    """
+    if parallel.world_size == 1:
+        return model.state_dict()
+    whole: dict[int, torch.Tensor] = {}
+    state = model.state_dict(keep_vars=True)
+    for tensor in state.values():
+        if id(tensor) not in whole:
+            full = gathered(tensor.detach())
+            whole[id(tensor)] = full.cpu() if parallel.leads else full.new_empty(0)
+    return {name: whole[id(tensor)] for name, tensor in state.items()}
 
 
 def gathered(tensor: torch.Tensor) -> torch.Tensor:

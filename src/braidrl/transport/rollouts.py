@@ -46,8 +46,8 @@ class BatchReader:
         # the decoder's array hook raises ValueError, IndexError or KeyError on bytes that are no array
         except (msgspec.MsgspecError, ValueError, IndexError) as error:
             raise ValueError(
-                f"{path} is not a training batch ({error}); it is published whole, so the disk or another writer "
-                f"damaged it: remove it and resume the run from its last checkpoint"
+                f"{path} is not a training batch ({error}); it is published whole, so the disk or another "
+                f"writer damaged it: remove it and resume the run from its last checkpoint"
             ) from error
         if batch.step != step:
             raise ValueError(
@@ -65,8 +65,9 @@ class BatchReader:
             now = time.monotonic()
             if now - start >= timeout:
                 raise TimeoutError(
-                    f"{what} did not come within {timeout:g} s ({path}); look at {self.run.log('orchestrator')} for "
-                    f"what the orchestrator waits for, or raise trainer.batch_timeout"
+                    f"{what} did not come within {timeout:g} s ({path}); look at "
+                    f"{self.run.log('orchestrator')} for what the orchestrator waits for, or raise "
+                    f"trainer.batch_timeout"
                 )
             if now - beat >= heartbeat:
                 beat = now

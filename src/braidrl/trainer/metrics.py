@@ -1,0 +1,78 @@
+"""What a step reports. Sums and denominators travel apart and are divided once, at the end."""
+
+import resource
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from braidrl.packing import MicroBatch
+from braidrl.trainer.parallel import Parallel
+from braidrl.trainer.rl.components import reduce_metrics
+from braidrl.transport.types import TrainingSample
+
+COMPONENTS = ("rl", "ce", "ref_kl")
+
+
+class MetricSums:
+    """Metrics under way: name to float64[2], a sum and its denominator (0: a plain sum)."""
+
+    def __init__(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+
+    def add(self, metrics: dict[str, Tensor]) -> None:
+        """Add those of one micro batch."""
+        for name, pair in metrics.items():
+            self.sums[name] = self.sums[name] + pair if name in self.sums else pair.double()
+
+    def reduce(self, parallel: Parallel) -> dict[str, float]:
+        """Global values. Every process has added the same names."""
+        names = sorted(self.sums)
+        sums = parallel.all_reduce(torch.stack([self.sums[name] for name in names])).cpu()
+        total = dict(zip(names, sums, strict=True))
+        if {"masked_mismatch_kl", "unmasked_mismatch_kl"} <= total.keys():
+            total["mismatch_kl"] = total["masked_mismatch_kl"] + total["unmasked_mismatch_kl"]
+        return reduce_metrics(total)
+
+
+def micro_batch_counts(micro: MicroBatch, device: torch.device) -> dict[str, Tensor]:
+    """`tokens/COMPONENT`, its members, and `tokens/packed`, the row's length, as plain sums."""
+    members = (micro.rl_weights, micro.ce_weights, micro.ref_kl_weights)
+    counts = {
+        f"tokens/{name}": int(np.count_nonzero(weights))
+        for name, weights in zip(COMPONENTS, members, strict=True)
+    }
+    counts["tokens/packed"] = len(micro.token_ids)
+    return {
+        name: torch.tensor([count, 0.0], dtype=torch.float64, device=device) for name, count in counts.items()
+    }
+
+
+def batch_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """Samples and tokens of a whole batch, prompts included: `samples`, `tokens`, `tokens/env/NAME`."""
+    by_env: Counter[str] = Counter()
+    for sample in samples:
+        by_env[sample.env] += len(sample.token_ids)
+    metrics: dict[str, float] = {"samples": len(samples), "tokens": by_env.total()}
+    return metrics | {f"tokens/env/{env}": tokens for env, tokens in by_env.items()}
+
+
+def staleness_metrics(step: int, samples: Sequence[TrainingSample]) -> dict[str, float]:
+    """`staleness/mean` and `staleness/max` over samples: (step - 1) minus the oldest version in a sample."""
+    ages = [step - 1 - sample.version_start for sample in samples]
+    return {"staleness/mean": float(np.mean(ages)), "staleness/max": max(ages)} if ages else {}
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """Most memory so far in GiB: of the GPU, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def summary(metrics: dict[str, float]) -> str:
+    """The few numbers of a step that a log line shows."""
+    shown = ("loss", "entropy", "mismatch_kl", "grad_norm", "lr", "tokens", "tokens_per_second", "time/step")
+    return ", ".join(f"{name} {metrics[name]:.4g}" for name in shown if name in metrics)

@@ -1,0 +1,62 @@
+"""`braid trainer`: for every step, receive a batch, learn from it, publish the next policy version."""
+
+import logging
+import time
+
+from braidrl.configs.trainer import TrainerConfig
+from braidrl.monitors.metrics import MetricsWriter
+from braidrl.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from braidrl.trainer.metrics import staleness_metrics, summary
+from braidrl.trainer.parallel import data_parallel
+from braidrl.trainer.step import Learner
+from braidrl.transport.rollouts import BatchReader
+from braidrl.utils.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+def train(config: TrainerConfig, resume_step: int | None = None) -> None:
+    """Train until `max_steps`, from the base model or from the checkpoint of `resume_step`; then return.
+
+    Raises `TimeoutError` when a batch does not come and `NonFiniteError` when a step cannot be taken.
+    """
+    run, done = RunFolder(config.output_dir), resume_step or 0
+    with data_parallel() as parallel:
+        learner = Learner.load(config, parallel)
+        if done:
+            load_checkpoint(run.trainer_checkpoint(done), learner.model, learner.optimizer, parallel)
+            if not run.weights(done).exists():
+                learner.publish(run, done)
+        batches, metrics = BatchReader(run), MetricsWriter(run.metrics("trainer"))
+        if parallel.leads:
+            metrics.truncate_after(done)
+        logger.info(
+            "trainer starts after step %d of %d, %d processes", done, config.max_steps, parallel.world_size
+        )
+
+        for step in range(done + 1, config.max_steps + 1):
+            start = time.perf_counter()
+            batch = batches.receive(step, timeout=config.batch_timeout)
+            received = time.perf_counter()
+            row = learner.step(step, batch.samples) | staleness_metrics(step, batch.samples)
+            trained = time.perf_counter()
+            learner.publish(run, step)
+            row |= {"time/wait": received - start, "time/publish": time.perf_counter() - trained}
+            if parallel.leads:
+                # only now: until its weights are published, a step that crashed is done again
+                batches.remove(step)
+                metrics.log(step, row)
+                logger.info("step %d/%d: %s", step, config.max_steps, summary(row))
+            if is_due(config, step):
+                save_checkpoint(
+                    run.trainer_checkpoint(step), learner.model, learner.optimizer, step, parallel
+                )
+                if parallel.leads and config.checkpoint.keep_last is not None:
+                    prune_checkpoints(run, config.checkpoint.keep_last)
+        logger.info("trainer has done all %d steps", config.max_steps)
+
+
+def is_due(config: TrainerConfig, step: int) -> bool:
+    """Whether the state after `step` is saved: every `interval` steps, and after the last."""
+    interval = config.checkpoint.interval
+    return step == config.max_steps or (interval is not None and step % interval == 0)

@@ -1,0 +1,129 @@
+"""Demonstrations: conversations in, training samples with cross-entropy weights out."""
+
+import logging
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import count, islice
+
+import numpy as np
+from renderers import Renderer
+
+from braidrl.configs.sft import SFTConfig
+from braidrl.trainer.sft.conversations import Conversation, load_conversations
+from braidrl.transport.types import TrainingSample
+
+logger = logging.getLogger(__name__)
+
+MAX_DROPPED = 1000
+"""Conversations of an endless source that may be too long one after another."""
+
+
+class Demonstrations:
+    """An endless stream of batches: a finite source is shuffled for every epoch, an endless one is read on.
+
+    Each conversation is tokenised once. One that is longer than `seq_len` tokens is dropped and counted.
+    """
+
+    def __init__(self, config: SFTConfig, renderer: Renderer) -> None:
+        self.config = config
+        self.renderer = renderer
+        self.dropped = 0
+        self._samples = self._stream()
+
+    def next_batch(self) -> list[TrainingSample]:
+        """The next `batch_size` samples; batches may span epochs."""
+        return list(islice(self._samples, self.config.batch_size))
+
+    def _stream(self) -> Iterator[TrainingSample]:
+        source = load_conversations(self.config.data)
+        return self._epochs(source) if isinstance(source, Sequence) else self._endless(source)
+
+    def _epochs(self, conversations: Sequence[Conversation]) -> Iterator[TrainingSample]:
+        samples: dict[int, TrainingSample | None] = {}
+        for epoch in count():
+            for index in np.random.default_rng([self.config.seed, epoch]).permutation(len(conversations)):
+                if index not in samples:
+                    samples[index] = self._sample(conversations[index])
+                if (sample := samples[index]) is not None:
+                    yield sample
+            if not any(samples.values()):
+                raise ValueError(self._nothing_left(len(conversations)))
+
+    def _endless(self, conversations: Iterable[Conversation]) -> Iterator[TrainingSample]:
+        too_long = 0
+        for conversation in conversations:
+            if (sample := self._sample(conversation)) is not None:
+                too_long = 0
+                yield sample
+            elif (too_long := too_long + 1) == MAX_DROPPED:
+                raise ValueError(self._nothing_left(MAX_DROPPED))
+
+    def _sample(self, conversation: Conversation) -> TrainingSample | None:
+        sample = to_sample(self.renderer, conversation)
+        length = len(sample.token_ids)
+        if length <= self.config.seq_len:
+            return sample
+        self.dropped += 1
+        logger.warning("dropped %s: %d tokens, seq_len is %d", conversation.name, length, self.config.seq_len)
+        return None
+
+    def _nothing_left(self, number: int) -> str:
+        seq_len = self.config.seq_len
+        return f"none of {number} conversations fits into seq_len ({seq_len} tokens); raise seq_len"
+
+
+def to_sample(renderer: Renderer, conversation: Conversation) -> TrainingSample:
+    """Tokens of a conversation with cross-entropy weight 1 on every token that the assistant produces, the
+    token that ends its turn included, and 0 on all others. Raises `ValueError` when there is none."""
+    token_ids, weights = _attribute(renderer, conversation)
+    if not any(weights):
+        raise ValueError(f"{conversation.name} has no assistant message to learn; add one or remove it")
+    zeros = np.zeros(len(token_ids), np.float32)
+    return TrainingSample(
+        token_ids=np.array(token_ids, np.int32),
+        mask=np.zeros(len(token_ids), bool),
+        sampling_logprobs=zeros,
+        ce_weights=np.array(weights, np.float32),
+        env="sft",
+        trace_id=conversation.name,
+    )
+
+
+def _attribute(renderer: Renderer, conversation: Conversation) -> tuple[list[int], list[bool]]:
+    """Token ids, and which of them the assistant produces."""
+    messages = conversation.messages
+    rendered = renderer.render(messages, tools=conversation.tools)
+    token_ids = rendered.token_ids
+    if len(rendered.sampled_mask) != len(token_ids):
+        return token_ids, _attribute_by_prefix(renderer, conversation, token_ids)
+    learnt = [
+        sampled and index >= 0 and messages[index]["role"] == "assistant"
+        for sampled, index in zip(rendered.sampled_mask, rendered.message_indices, strict=True)
+    ]
+    stops = renderer.get_stop_token_ids()
+    last = max((index for index, learn in enumerate(learnt) if learn), default=-1)
+    if messages[-1]["role"] == "assistant" and token_ids[last] not in stops:
+        # in some layouts it is the next message that ends a turn; the last turn has none
+        return [*token_ids, stops[0]], [*learnt, True]
+    return token_ids, learnt
+
+
+def _attribute_by_prefix(renderer: Renderer, conversation: Conversation, token_ids: list[int]) -> list[bool]:
+    """The same for a chat template that does not say which tokens are sampled: a turn is what follows its
+    generation prompt, up to the last stop token (the layout after it is not learnt)."""
+    stops = set(renderer.get_stop_token_ids())
+    messages, tools = conversation.messages, conversation.tools
+    learnt = [False] * len(token_ids)
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = renderer.render_ids(messages[:index], tools=tools, add_generation_prompt=True)
+        turn = renderer.render_ids(messages[: index + 1], tools=tools)
+        if turn[: len(prompt)] != prompt or token_ids[: len(turn)] != turn:
+            raise ValueError(
+                f"{conversation.name}: the chat template writes message {index} otherwise than it prompts "
+                f"for it, so its tokens cannot be told; set renderer.name to its family, such as 'qwen3'"
+            )
+        ends = [end for end in range(len(prompt), len(turn)) if turn[end] in stops]
+        end = ends[-1] + 1 if ends else len(turn)
+        learnt[len(prompt) : end] = [True] * (end - len(prompt))
+    return learnt
