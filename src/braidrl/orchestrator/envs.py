@@ -1,0 +1,227 @@
+"""Environments of the run: a verifiers environment, the model that plays it, and one deadline for each episode."""
+
+import asyncio
+import itertools
+import logging
+import time
+import traceback
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+import verifiers.v1 as vf
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.env import RunSlot
+from verifiers.v1.episode import EnvInfo
+from verifiers.v1.trace import Error, Trace, TraceTask
+from verifiers.v1.types import Sampling
+from verifiers.v1.utils.loaders import load_environment
+
+from braidrl.configs.environment import resolve_env
+from braidrl.configs.orchestrator import EvalSourceConfig, OrchestratorConfig, TrainSourceConfig
+from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.sessions import Spans
+from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
+from braidrl.orchestrator.train.curriculum import Curriculum
+from braidrl.utils.renderer import renderer_options
+
+logger = logging.getLogger(__name__)
+
+CLEANUP_SECONDS = 10.0
+"""Longest wait for an episode to clean up after it was cancelled; then it is left behind and logged."""
+
+
+@dataclass
+class Finished:
+    """One episode that ran to its end, whatever the end was."""
+
+    key: str
+    """Its name in the run, from which its seeds derive."""
+    episode: vf.Episode
+    spans: dict[str, list[Spans]] = field(default_factory=dict)
+    """Policy versions by trace id: one entry a model call, in call order."""
+    seconds: float = 0.0
+    """Wall time of generation and scoring."""
+
+    def versions(self, trace_id: str) -> list[int]:
+        """Policy version of every token that the trace sampled, call after call; none for a frozen source."""
+        spans = itertools.chain.from_iterable(self.spans.get(trace_id, ()))
+        return [version for version, count in spans for _ in range(count)]
+
+    @property
+    def error(self) -> str | None:
+        """What went wrong last; None when nothing did."""
+        errors = [*self.episode.errors, *(error for trace in self.episode.traces for error in trace.errors)]
+        return f"{errors[-1].type}: {errors[-1].message}" if errors and not self.episode.ok else None
+
+
+@dataclass
+class Yields:
+    """How many training traces an episode makes: one with a single agent, more with several.
+
+    The estimate changes only when a batch is shipped, so that with strictly on-policy training it does not depend on
+    the order in which episodes end.
+    """
+
+    episodes: int = 0
+    traces: int = 0
+    traces_per_episode: float = 1.0
+
+    def observe(self, episodes: int, traces: int) -> None:
+        """Count episodes without error and their eligible traces."""
+        self.episodes += episodes
+        self.traces += traces
+
+    def settle(self) -> None:
+        """Let the estimate follow what was observed."""
+        if self.episodes:
+            self.traces_per_episode = self.traces / self.episodes
+
+
+class SourceEnv:
+    """A configured verifiers environment whose agents talk to the gateway."""
+
+    def __init__(
+        self,
+        source: TrainSourceConfig | EvalSourceConfig,
+        config: OrchestratorConfig,
+        gateway: Gateway,
+        *,
+        model: str,
+        sampling: dict[str, float | int],
+        trained_at: float | None,
+    ) -> None:
+        env_config = resolve_env(source.env)
+        self.source = source
+        self.name = source.name or env_config.env_id
+        self.gateway = gateway
+        self.trained_at = trained_at
+        self.env = load_environment(env_config)
+        client = TrainClientConfig(
+            base_url=f"{gateway.url}/v1",
+            # never the default variable: a key that is meant for another service must not travel to the gateway
+            api_key_var=config.client.api_key_var or "BRAID_NO_API_KEY",
+            renderer=renderer_options(config.renderer),
+            renderer_model_name=config.model.path,
+        )
+        self.context = vf.ModelContext(model=model, client=client, sampling=Sampling.model_validate(sampling))
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncIterator[None]:
+        """Hold the environment's shared servers; episodes run inside."""
+        async with self.env.serving():
+            yield
+
+    async def run(self, task: vf.Task, key: str) -> Finished:
+        """Run one episode of `task` under one deadline over generation and scoring.
+
+        Every failure is data: the episode comes back with its error. Only cancellation is raised, after the episode
+        has cleaned up.
+        """
+        slot = RunSlot(task)
+        sessions: list[str] = []
+        started = time.perf_counter()
+        running = asyncio.create_task(
+            self.env.run_slot(slot, self.context, on_trace=self._name(key, sessions))
+        )
+        try:
+            done, _ = await asyncio.wait({running}, timeout=self.source.timeout)
+            episode = await self._conclude(running, slot) if done else await self._expire(running, slot)
+        finally:
+            await _cancel(running, key)
+            spans = {trace_id: self.gateway.take_session(trace_id) for trace_id in sessions}
+        return Finished(key, episode, spans, time.perf_counter() - started)
+
+    def _name(self, key: str, sessions: list[str]):
+        """A hook that names each trace before its first model call, by agent and by its turn among that agent's."""
+        minted: Counter[str] = Counter()
+
+        def on_trace(trace: Trace) -> None:
+            agent = trace.agent.name
+            trained_at = self.trained_at if trace.agent.trainable else None
+            self.gateway.open_session(trace.id, f"{key}/{agent}/{minted[agent]}", trained_at)
+            minted[agent] += 1
+            sessions.append(trace.id)
+
+        return on_trace
+
+    async def _conclude(self, running: "asyncio.Task[vf.Episode]", slot: RunSlot) -> vf.Episode:
+        try:
+            return running.result()
+        except (Exception, asyncio.CancelledError) as error:
+            logger.warning("environment %s raised", self.name, exc_info=True)
+            return self._failed(slot, error)
+
+    async def _expire(self, running: asyncio.Task, slot: RunSlot) -> vf.Episode:
+        traces = list(slot.traces)
+        await _cancel(running, self.name)
+        error = TimeoutError(
+            f"the episode was not generated and scored within {self.source.timeout:g} s (timeout of source {self.name!r})"
+        )
+        episode = self._failed(slot, error, traces)
+        episode.is_timeout = True
+        return episode
+
+    def _failed(self, slot: RunSlot, error: BaseException, traces: list[Trace] | None = None) -> vf.Episode:
+        """The episode that verifiers did not hand out, with what it had got to."""
+        task = slot.task
+        text = "".join(traceback.format_exception(error))
+        return vf.Episode(
+            env=EnvInfo(id=self.env.config.env_id),
+            task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
+            errors=[Error(type=type(error).__name__, message=str(error), traceback=text)],
+            traces=slot.traces if traces is None else traces,
+        )
+
+
+class TrainEnv(SourceEnv):
+    """A training source: its environment, its algorithm, its curriculum."""
+
+    source: TrainSourceConfig
+
+    def __init__(self, source: TrainSourceConfig, config: OrchestratorConfig, gateway: Gateway) -> None:
+        frozen = source.algo.sampling.source
+        self.live = frozen == "policy"
+        super().__init__(
+            source,
+            config,
+            gateway,
+            model=config.model.path if frozen == "policy" else frozen.name,
+            sampling=source.sampling.model_dump(),
+            trained_at=source.sampling.temperature,
+        )
+        self.algorithm: Algorithm = make_algorithm(source.algo, gateway)
+        self.curriculum = Curriculum(source.curriculum, self.env.taskset)
+        self.yields = Yields()
+
+    @property
+    def needed(self) -> int:
+        """Fewest episodes of a group that can carry signal."""
+        return min(2, self.source.group_size) if self.source.algo.needs_group else 1
+
+
+class EvalEnv(SourceEnv):
+    """An evaluation source: the first tasks of its taskset."""
+
+    source: EvalSourceConfig
+
+    def __init__(self, source: EvalSourceConfig, config: OrchestratorConfig, gateway: Gateway) -> None:
+        sampling = source.sampling.model_dump()
+        super().__init__(source, config, gateway, model=config.model.path, sampling=sampling, trained_at=None)
+        taskset = self.env.taskset
+        if source.num_tasks is None and not taskset.bounded:
+            raise ValueError(f"the taskset of eval source {self.name!r} is infinite; set its num_tasks")
+        self.tasks: list[vf.Task] = list(itertools.islice(iter(taskset), source.num_tasks))
+        if not self.tasks:
+            raise ValueError(f"the taskset of eval source {self.name!r} has no tasks; loosen what it selects")
+
+
+async def _cancel(task: asyncio.Task, name: str) -> None:
+    """Cancel what still runs and let it clean up."""
+    if task.done():
+        return
+    task.cancel()
+    await asyncio.wait({task}, timeout=CLEANUP_SECONDS)
+    if not task.done():
+        logger.warning("episode %s does not end although it was cancelled; it is left behind", name)

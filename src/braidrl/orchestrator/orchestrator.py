@@ -1,0 +1,251 @@
+"""The orchestrator process: episodes in, batches of training samples out."""
+
+import asyncio
+import logging
+import os
+import signal
+import time
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.configs.resolve import resolve_environments
+from braidrl.monitors.metrics import MetricsWriter
+from braidrl.orchestrator import checkpoint
+from braidrl.orchestrator.dispatcher import Dispatcher
+from braidrl.orchestrator.envs import EvalEnv, TrainEnv
+from braidrl.orchestrator.eval import Evaluator
+from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.policy import PolicyWatcher
+from braidrl.orchestrator.records import group_records, write_records
+from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.sink import Batch, Sink
+from braidrl.transport.rollouts import BatchWriter
+from braidrl.utils.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+def run(config: OrchestratorConfig, resume_step: int | None = None) -> None:
+    """Run the orchestrator to its end. `resume_step`: continue after that step's checkpoint."""
+    asyncio.run(_until_terminated(config, resume_step))
+
+
+async def _until_terminated(config: OrchestratorConfig, resume_step: int | None) -> None:
+    """SIGTERM ends the run as an interrupt does: episodes are cancelled and their processes stopped."""
+    story = asyncio.create_task(orchestrate(config, resume_step))
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, story.cancel)
+    await story
+
+
+async def orchestrate(config: OrchestratorConfig, resume_step: int | None = None) -> None:
+    """Ship one batch a step, for `max_steps` steps, and evaluate on the way. Every wait has a deadline."""
+    done = resume_step or 0
+    async with AsyncExitStack() as stack:
+        house = await stack.enter_async_context(open_house(config, done))
+        await house.start(done)
+        async with house.at_work():
+            for step in range(done + 1, config.max_steps + 1):
+                await house.step(step)
+            await house.finish()
+
+
+class House:
+    """The rooms of the data plane, wired together."""
+
+    def __init__(
+        self,
+        config: OrchestratorConfig,
+        gateway: Gateway,
+        replicas: Replicas,
+        train: list[TrainEnv],
+        evals: list[EvalEnv],
+    ) -> None:
+        self.config = config
+        self.run_folder = RunFolder(config.output_dir)
+        self.gateway = gateway
+        self.batches = BatchWriter(self.run_folder)
+        self.metrics = MetricsWriter(self.run_folder.metrics("orchestrator"))
+        self.evaluator = Evaluator(
+            evals,
+            config.eval,
+            self.run_folder,
+            max_steps=config.max_steps,
+            max_concurrent=config.max_concurrent,
+        )
+        self.policy = PolicyWatcher(
+            self.run_folder,
+            replicas,
+            update_timeout=config.gateway.update_timeout,
+            restart_timeout=config.client.startup_timeout,
+            on_version=self._on_version,
+            must_stop=self.evaluator.due,
+        )
+        self.sink = Sink(config)
+        self.dispatcher = Dispatcher(
+            train,
+            self.sink,
+            lambda: self.policy.version,
+            seed=config.seed,
+            max_concurrent=config.max_concurrent,
+        )
+
+    # -- the story
+
+    async def start(self, done: int) -> None:
+        """Restore what a resumed run left, serve its policy, and evaluate it if that is due."""
+        self.sink.shipped = done
+        if done:
+            checkpoint.load(self.run_folder, done, self.dispatcher)
+            self.metrics.truncate_after(done)
+            self.evaluator.metrics.truncate_after(done)
+        await self.policy.start(done)
+        for env in self.dispatcher.envs:
+            await env.algorithm.setup()
+        if not self.run_folder.eval_episodes(done).exists():
+            await self.evaluator.evaluate(done)
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[None]:
+        """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run with its error."""
+        jobs = (self.dispatcher.run(), self.policy.run(), self.dispatcher.heartbeat(self._waits))
+        try:
+            async with asyncio.TaskGroup() as group:
+                background = [group.create_task(job) for job in jobs]
+                yield
+                for task in background:
+                    task.cancel()
+        except BaseExceptionGroup as error:
+            raise first_cause(error) from error
+
+    async def step(self, step: int) -> None:
+        """Collect, publish, record and report one batch; save the state that the next one starts from."""
+        started = time.perf_counter()
+        oldest_useful = max(0, step - 1 - self.config.max_off_policy_steps)
+        await self.policy.wait_for(oldest_useful, self.config.policy_timeout)
+        waited = time.perf_counter() - started
+        batch = await self.dispatcher.collect(step)
+        await asyncio.to_thread(self.batches.publish, batch.training_batch)
+        if checkpoint.due(self.config.checkpoint, step, self.config.max_steps):
+            checkpoint.save(self.run_folder, step, self.dispatcher)
+        logger.info(
+            "step %d: %d traces sampled by %s train v%d -> v%d",
+            step,
+            len(batch.traces),
+            batch.versions,
+            step - 1,
+            step,
+        )
+        self._report(batch, {"seconds/step": time.perf_counter() - started, "seconds/policy_wait": waited})
+        await self._record(step)
+
+    async def finish(self) -> None:
+        """Wait for the last policy and its evaluation, however long that takes."""
+        await self.policy.wait_for(self.config.max_steps, self.config.policy_timeout)
+        await self.policy.wait_visited(self.config.max_steps)
+        logger.info("done: %d steps", self.config.max_steps)
+
+    # -- helpers
+
+    async def _on_version(self, version: int) -> None:
+        self.dispatcher.wake()
+        await self.evaluator.evaluate(version)
+
+    async def _record(self, step: int) -> None:
+        ended, self.sink.ended = self.sink.ended, []
+        await write_records(self.run_folder.train_episodes(step), group_records(ended, step))
+
+    def _report(self, batch: Batch, seconds: dict[str, float]) -> None:
+        traffic = self.gateway.take_traffic()
+        staleness = [trace.staleness(batch.step) for trace in batch.traces]
+        tokens = [len(sample.token_ids) for trace in batch.traces for sample in trace.samples]
+        metrics = self.sink.metrics.take() | seconds
+        metrics |= {
+            "staleness/mean": sum(staleness) / len(staleness),
+            "staleness/max": max(staleness),
+            "batch/traces": len(batch.traces),
+            "batch/samples": len(tokens),
+            "batch/tokens": sum(tokens),
+            "policy/version": self.policy.version,
+            "policy/update_seconds": self.policy.update_seconds,
+            "queue/in_flight": sum(self.dispatcher.in_flight.values()),
+            "queue/buffered": self.sink.buffered,
+            "gateway/requests": traffic.requests,
+            "gateway/retries": traffic.retries,
+            "gateway/refused": traffic.refused,
+            "gateway/overhead_ms": 1000 * traffic.overhead / max(1, traffic.requests),
+        }
+        for env in self.dispatcher.envs:
+            metrics |= {
+                f"curriculum/{env.name}/{name}": value for name, value in env.curriculum.metrics().items()
+            }
+            metrics |= {
+                f"algorithm/{env.name}/{name}": value for name, value in env.algorithm.metrics().items()
+            }
+        self.metrics.log(batch.step, metrics)
+
+    def _waits(self) -> str:
+        return f"gateway: {self.gateway.in_flight} calls in flight, {self.gateway.waiting} of them wait for a replica"
+
+
+@asynccontextmanager
+async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[House]:
+    """Connect to the replicas, open the gateway, load the environments; close them all in the end."""
+    config = config.model_copy(deep=True)
+    resolve_environments(config)
+    async with AsyncExitStack() as stack:
+        pools = await _connect(config, version, stack)
+        gateway = Gateway(
+            config.gateway, pools, seed=config.seed, context=config.seq_len, api_key=_api_key(config)
+        )
+        await stack.enter_async_context(gateway)
+        train = [TrainEnv(source, config, gateway) for source in config.train.source]
+        evals = [EvalEnv(source, config, gateway) for source in config.eval.source]
+        for env in (*train, *evals):
+            await stack.enter_async_context(env.serving())
+        logger.info(
+            "gateway at %s, %d replica(s), %d training source(s)",
+            gateway.url,
+            len(pools[config.model.path]),
+            len(train),
+        )
+        yield House(config, gateway, pools[config.model.path], train, evals)
+
+
+async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitStack) -> dict[str, Replicas]:
+    """The replicas of the policy and of every frozen model that a source samples from, by model name."""
+    key = _api_key(config)
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    pools = {config.model.path: Replicas(config.client.base_url, live=True, headers=headers)}
+    for source in config.train.source:
+        frozen = source.algo.sampling.source
+        if frozen == "policy":
+            continue
+        if frozen.name == config.model.path:
+            raise ValueError(
+                f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve it under another"
+            )
+        urls = [frozen.base_url] if isinstance(frozen.base_url, str) else frozen.base_url
+        pools[frozen.name] = Replicas(urls, live=False)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
+        await pool.connect(config.client.startup_timeout, version)
+    return pools
+
+
+def _api_key(config: OrchestratorConfig) -> str | None:
+    variable = config.client.api_key_var
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ValueError(
+            f"orchestrator.client.api_key_var names {variable!r}, which is not set; export it or remove the key"
+        )
+    return os.environ[variable]
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """The error that started a failure of several tasks."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,150 @@
+"""The policy watcher: takes each version that the trainer publishes to every replica, and only then counts it."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+from braidrl.orchestrator.replicas import Replica, Replicas
+from braidrl.transport.weights import forget_weights_before
+from braidrl.utils.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+POLL_SECONDS = 0.05
+"""Pause between two looks at the weights folder."""
+
+
+class PolicyWatcher:
+    """Versions in order, one update at a time, never backwards.
+
+    `version` is the newest one that every replica has acknowledged. A newer version may overtake one that nobody
+    applied yet, but not one that `must_stop` at: `on_version` runs after each advance, and the next update waits for it
+    (an evaluation sees one version from its first to its last token).
+
+    Args:
+        update_timeout: deadline of one update of one replica, in seconds.
+        restart_timeout: longest wait for a replica that restarts, in seconds.
+    """
+
+    def __init__(
+        self,
+        run: RunFolder,
+        replicas: Replicas,
+        *,
+        update_timeout: float,
+        restart_timeout: float,
+        on_version: Callable[[int], Awaitable[None]] | None = None,
+        must_stop: Callable[[int], bool] = lambda version: False,
+    ) -> None:
+        self.run_folder = run
+        self.replicas = replicas
+        self.update_timeout = update_timeout
+        self.restart_timeout = restart_timeout
+        self.version = 0
+        self.on_version = on_version
+        self.must_stop = must_stop
+        self.update_seconds = 0.0
+        """Duration of the last update."""
+        self._applied = 0
+        self._visited = 0
+        self._lock = asyncio.Lock()
+        self._advanced = asyncio.Condition()
+
+    async def start(self, version: int) -> None:
+        """Give every replica the version that the run starts from. v0 is the model that they loaded."""
+        if version > 0:
+            await self._apply(version)
+        self.version = self._visited = version
+
+    async def run(self) -> None:
+        """Watch until cancelled. What goes wrong beyond repair is raised here."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._heal())
+
+    async def wait_for(self, version: int, timeout: float) -> None:
+        """Return once every replica serves `version` or a later one. Raises `TimeoutError` at the deadline."""
+        await self._wait(lambda: self.version >= version, f"policy v{version}", timeout)
+
+    async def wait_visited(self, version: int) -> None:
+        """Return once `on_version` is done with `version`; its own deadlines bound the wait."""
+        async with self._advanced:
+            await self._advanced.wait_for(lambda: self._visited >= version)
+
+    async def _wait(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
+        try:
+            async with asyncio.timeout(timeout), self._advanced:
+                await self._advanced.wait_for(ready)
+        except TimeoutError:
+            raise TimeoutError(
+                f"waited {timeout:g} s for {what}; the replicas serve v{self.version} and the newest published weights "
+                f"are v{max(self.run_folder.published('weights'), default=0)}; look at the trainer's log, or raise "
+                f"orchestrator.policy_timeout"
+            ) from None
+
+    async def _follow(self) -> None:
+        while True:
+            version = self._next()
+            if version is None:
+                await asyncio.sleep(POLL_SECONDS)
+                continue
+            started = time.perf_counter()
+            await self._apply(version)
+            self.update_seconds = time.perf_counter() - started
+            logger.info(
+                "policy v%d is served by %d replica(s) after %.2f s",
+                version,
+                len(self.replicas),
+                self.update_seconds,
+            )
+            await self._announce(version)
+
+    def _next(self) -> int | None:
+        """The newest published version, or the first on the way to it that `on_version` must see."""
+        newer = [version for version in self.run_folder.published("weights") if version > self.version]
+        return next((version for version in newer if self.must_stop(version)), newer[-1] if newer else None)
+
+    async def _apply(self, version: int) -> None:
+        path = self.run_folder.weights(version)
+        async with self._lock:
+            updates = (
+                self.replicas.update(each, path, version, self.update_timeout) for each in self.replicas.all
+            )
+            async with asyncio.TaskGroup() as group:
+                for update in updates:
+                    group.create_task(update)
+            self._applied = version
+
+    async def _announce(self, version: int) -> None:
+        async with self._advanced:
+            self.version = version
+            self._advanced.notify_all()
+        await asyncio.to_thread(self._forget)
+        if self.on_version is not None:
+            await self.on_version(version)
+        async with self._advanced:
+            self._visited = version
+            self._advanced.notify_all()
+
+    def _forget(self) -> None:
+        """Remove weights that nothing needs any more: older ones, except those that a checkpoint resumes from."""
+        forget_weights_before(self.run_folder, self.version, keep=self.run_folder.published("checkpoints"))
+
+    async def _heal(self) -> None:
+        """A replica that restarted lost its weights; it gets the current version before it takes requests again."""
+        while True:
+            while down := self.replicas.down:
+                await self.replicas.wait_healthy(down[0], self.restart_timeout)
+                async with self._lock:
+                    if down[0].state == "down":
+                        await self._restore(down[0])
+            await self.replicas.changed()
+
+    async def _restore(self, replica: Replica) -> None:
+        if self._applied > 0:
+            path = self.run_folder.weights(self._applied)
+            await self.replicas.update(replica, path, self._applied, self.update_timeout)
+        else:
+            self.replicas.set_state(replica, "open")
+        logger.info("inference server %s is back with v%d", replica.url, self._applied)

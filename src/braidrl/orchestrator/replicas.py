@@ -1,0 +1,236 @@
+"""The inference servers of one model, as the gateway and the policy watcher see them."""
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import aiohttp
+import msgspec
+
+from braidrl.orchestrator.sessions import Session
+
+logger = logging.getLogger(__name__)
+
+BACKOFF = 0.1
+"""Seconds before the first retry; doubled before each further one."""
+MAX_BACKOFF = 2.0
+"""Longest pause between two tries, in seconds."""
+PROBE_TIMEOUT = 10.0
+"""Longest wait for the answer to one health check, in seconds."""
+
+
+class ReplicaError(RuntimeError):
+    """A replica did not do what the run depends on."""
+
+
+class Backoff:
+    """Growing pauses until a deadline."""
+
+    def __init__(self, timeout: float) -> None:
+        self.deadline = asyncio.get_running_loop().time() + timeout
+        self.pause = BACKOFF
+
+    @property
+    def remaining(self) -> float:
+        return self.deadline - asyncio.get_running_loop().time()
+
+    async def sleep(self) -> bool:
+        """Pause; False when the deadline has come."""
+        if self.remaining <= 0:
+            return False
+        await asyncio.sleep(max(0.0, min(self.pause, self.remaining)))
+        self.pause = min(2 * self.pause, MAX_BACKOFF)
+        return self.remaining > 0
+
+
+@dataclass(eq=False)
+class Replica:
+    """One inference server."""
+
+    url: str
+    """Address without a trailing `/v1`."""
+    state: Literal["open", "updating", "down"] = "down"
+    """`open`: takes requests. `updating`: its weights change. `down`: it restarts, and its weights are unknown."""
+    version: int | None = None
+    """Policy version that it acknowledged; None for a frozen model."""
+    load: int = 0
+    """Requests that it works on."""
+    reason: str = "has not answered yet"
+    """Why it takes no requests."""
+
+
+@dataclass(eq=False)
+class Replicas:
+    """All servers of one model. A *live* model changes its weights; a frozen one never does."""
+
+    urls: list[str]
+    live: bool
+    headers: dict[str, str] = field(default_factory=dict)
+    """Sent with every request (the API key)."""
+
+    def __post_init__(self) -> None:
+        self.all = [Replica(url.rstrip("/").removesuffix("/v1")) for url in self.urls]
+        self.models: list[dict[str, Any]] = []
+        self.waiting = 0
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self.all)
+
+    # -- lifetime
+
+    async def connect(self, timeout: float, version: int = 0) -> None:
+        """Wait until every server answers. Raises `ReplicaError` at the deadline.
+
+        A server of v0 or of a frozen model takes requests at once; with a later `version` it waits for its weights.
+        """
+        # limit=0: a busy run has hundreds of calls in flight, and a pool limit would queue them out of sight
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
+        self.http = aiohttp.ClientSession(connector=connector, headers=self.headers, auto_decompress=False)
+        await asyncio.gather(*(self.wait_healthy(replica, timeout) for replica in self.all))
+        self.models = (await self.get_json(self.all[0], "/v1/models"))["data"]
+        for replica in self.all:
+            replica.version = version if self.live else None
+            if version == 0 or not self.live:
+                self.set_state(replica, "open")
+            else:
+                self.set_state(replica, "down", f"waits for the weights of v{version}")
+
+    async def close(self) -> None:
+        await self.http.close()
+
+    async def wait_healthy(self, replica: Replica, timeout: float) -> None:
+        """Wait for `GET /health` to answer 200."""
+        backoff, seen = Backoff(timeout), "nothing"
+        while True:
+            try:
+                limit = aiohttp.ClientTimeout(total=min(PROBE_TIMEOUT, max(0.1, backoff.remaining)))
+                async with self.http.get(f"{replica.url}/health", timeout=limit) as response:
+                    if response.status == 200:
+                        return
+                    seen = f"status {response.status}"
+            except (aiohttp.ClientError, TimeoutError) as error:
+                seen = describe(error)
+            if not await backoff.sleep():
+                raise ReplicaError(
+                    f"the inference server at {replica.url} was not ready within {timeout:g} s (last seen: {seen}); look "
+                    f"at its log, or raise orchestrator.client.startup_timeout"
+                )
+
+    async def get_json(self, replica: Replica, path: str) -> Any:
+        limit = aiohttp.ClientTimeout(total=PROBE_TIMEOUT)
+        async with self.http.get(replica.url + path, timeout=limit) as response:
+            body = await response.read()
+            if response.status != 200:
+                raise ReplicaError(
+                    f"{replica.url}{path} answered {response.status}: {body[:300].decode(errors='replace')}"
+                )
+            return msgspec.json.decode(body)
+
+    # -- which one
+
+    def set_state(
+        self, replica: Replica, state: Literal["open", "updating", "down"], reason: str = ""
+    ) -> None:
+        """Change what a replica takes, and wake whoever waits for that."""
+        replica.state, replica.reason = state, reason
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    def lost(self, replica: Replica, reason: str) -> None:
+        """A live replica refused connections or came back with other weights: it gets the current version first."""
+        if self.live and replica.state == "open":
+            logger.warning("inference server %s is down: %s", replica.url, reason)
+            self.set_state(replica, "down", reason)
+
+    @property
+    def down(self) -> list[Replica]:
+        return [replica for replica in self.all if replica.state == "down"]
+
+    async def changed(self) -> None:
+        """Return at the next change of any replica's state."""
+        await self._changed.wait()
+
+    async def choose(self, session: Session | None, timeout: float) -> Replica:
+        """The session's replica, or the one with least load; waits while it takes no requests.
+
+        A session keeps its replica, where its prefix is cached, through weight updates; it leaves one that is down.
+        Raises `TimeoutError` with what it waited for.
+        """
+        backoff = Backoff(timeout)
+        self.waiting += 1
+        try:
+            while True:
+                replica = self._prefer(session)
+                if replica.state == "open":
+                    return replica
+                try:
+                    await asyncio.wait_for(self.changed(), max(0.0, backoff.remaining))
+                except TimeoutError:
+                    raise TimeoutError(
+                        f"no inference server for {timeout:.0f} s: {replica.url} is {replica.state} ({replica.reason})"
+                    ) from None
+        finally:
+            self.waiting -= 1
+
+    def _prefer(self, session: Session | None) -> Replica:
+        if session is not None and session.replica is not None and session.replica.state != "down":
+            return session.replica
+        usable = [replica for replica in self.all if replica.state != "down"]
+        replica = min(usable or self.all, key=lambda replica: replica.load)
+        if session is not None:
+            session.replica = replica
+        return replica
+
+    # -- weights
+
+    async def update(self, replica: Replica, path: Path, version: int, timeout: float) -> None:
+        """Give a replica the weights of `version` and let requests through once it has acknowledged them.
+
+        A replica that restarts meanwhile is asked again. Raises `ReplicaError` when it refuses, acknowledges another
+        version, or does not answer within `timeout` seconds.
+        """
+        self.set_state(replica, "updating", f"weights of v{version}")
+        backoff, seen = Backoff(timeout), "nothing"
+        body = msgspec.json.encode({"path": str(path.resolve()), "version": version})
+        headers = {"Content-Type": "application/json"}
+        while True:
+            try:
+                limit = aiohttp.ClientTimeout(total=max(0.1, backoff.remaining))
+                url = f"{replica.url}/update_weights"
+                async with self.http.post(url, data=body, headers=headers, timeout=limit) as response:
+                    answer = await response.read()
+                if response.status == 200:
+                    break
+                seen = f"status {response.status}: {answer[:500].decode(errors='replace')}"
+                if response.status not in RETRIED:
+                    raise ReplicaError(f"{replica.url} refused the weights of v{version} ({path}): {seen}")
+            except (aiohttp.ClientError, TimeoutError) as error:
+                seen = describe(error)
+            if not await backoff.sleep():
+                raise ReplicaError(
+                    f"{replica.url} did not take the weights of v{version} ({path}) within {timeout:g} s (last seen: "
+                    f"{seen}); look at its log, or raise orchestrator.gateway.update_timeout"
+                )
+        self._acknowledge(replica, version, answer)
+
+    def _acknowledge(self, replica: Replica, version: int, answer: bytes) -> None:
+        try:
+            acknowledged = msgspec.json.decode(answer)["version"]
+        except (msgspec.DecodeError, KeyError, TypeError):
+            acknowledged = answer[:200].decode(errors="replace")
+        if acknowledged != version:
+            raise ReplicaError(f"{replica.url} acknowledged {acknowledged!r} where v{version} was sent")
+        replica.version = version
+        self.set_state(replica, "open")
+
+
+RETRIED = (429, 502, 503, 504)
+"""Statuses of a server that is busy or starting."""
+
+
+def describe(error: BaseException) -> str:
+    """An exception in words; some have none of their own."""
+    return str(error) or type(error).__name__

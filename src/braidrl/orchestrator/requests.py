@@ -1,0 +1,152 @@
+"""What the gateway reads and rewrites in requests and answers. Everything else passes through as raw bytes."""
+
+from typing import Any
+
+import msgspec
+
+from braidrl.orchestrator.sessions import Session, Spans
+
+OFF: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, None),
+    "min_p": (0, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_tokens": (0, None),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+}
+"""Sampling parameters that bend the distribution, and their values that leave it alone. The trainer recomputes plain
+softmax log-probs at one temperature, so a training session may not set them to anything else."""
+
+
+class RequestError(ValueError):
+    """A request that the gateway refuses (status 400)."""
+
+
+class Request:
+    """The body of a model call. Raises `RequestError` when it is not a JSON object with a `model`."""
+
+    sampling_key: str | None = None
+    """Where sampling parameters stand; None: beside `model`."""
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            self.fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            self.model = msgspec.json.decode(self.fields["model"], type=str)
+            self.sampling = self._sampling()
+        except KeyError:
+            raise RequestError("the request has no `model`") from None
+        except msgspec.DecodeError as error:
+            raise RequestError(f"the request is not a JSON object of the expected shape: {error}") from None
+
+    def _sampling(self) -> dict[str, Any]:
+        names = [name for name in ("temperature", "seed", "stream", *OFF) if name in self.fields]
+        return {name: msgspec.json.decode(self.fields[name]) for name in names}
+
+    def check(self, session: Session) -> None:
+        """Refuse what the trainer cannot replay."""
+        if session.temperature is None:
+            return
+        for name, harmless in OFF.items():
+            if (value := self.sampling.get(name)) not in harmless:
+                raise RequestError(
+                    f"{name}={value!r} cannot be used in training: it changes the distribution that tokens are drawn "
+                    f"from, and the trainer computes log-probs of the whole vocabulary; remove it from the "
+                    f"environment's sampling (evaluations may use it)"
+                )
+        temperature = self.sampling.get("temperature", 1.0)
+        if temperature != session.temperature:
+            raise RequestError(
+                f"temperature={temperature!r} differs from the {session.temperature!r} at which the trainer will "
+                f"compute log-probs; set the source's sampling.temperature instead"
+            )
+
+    def limit(self, context: int | None) -> None:
+        """Nothing to cap where the server renders the prompt itself."""
+
+    def encode(self, seed: int | None, salt: str | None) -> bytes:
+        """The body to forward. `seed` replaces the request's own; `salt` keeps prefix caches of policies apart."""
+        fields = self._seeded(seed) if seed is not None else dict(self.fields)
+        if salt is not None:
+            fields["cache_salt"] = _raw(salt)
+        return msgspec.json.encode(fields)
+
+    def _seeded(self, seed: int) -> dict[str, msgspec.Raw]:
+        return {**self.fields, "seed": _raw(seed)}
+
+
+class GenerateRequest(Request):
+    """`POST /inference/v1/generate`: token ids in, token ids out."""
+
+    def _sampling(self) -> dict[str, Any]:
+        self.prompt_length = len(msgspec.json.decode(self.fields.get("token_ids", b"[]"), type=list[int]))
+        return msgspec.json.decode(self.fields.get("sampling_params", b"{}"), type=dict[str, Any])
+
+    def limit(self, context: int | None) -> None:
+        """Cap `max_tokens` by the room that the prompt leaves; refuse a prompt that leaves none."""
+        if context is None:
+            return
+        room = context - self.prompt_length
+        if room < 1:
+            raise RequestError(
+                f"the prompt of {self.prompt_length} tokens leaves no room for an answer in the maximum context length "
+                f"of {context} tokens"
+            )
+        wanted = self.sampling.get("max_tokens")
+        self.sampling["max_tokens"] = room if wanted is None else min(wanted, room)
+
+    def encode(self, seed: int | None, salt: str | None) -> bytes:
+        fields = {
+            **self.fields,
+            "sampling_params": _raw(self.sampling | ({} if seed is None else {"seed": seed})),
+        }
+        if salt is not None:
+            fields["cache_salt"] = _raw(salt)
+        return msgspec.json.encode(fields)
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] = []
+
+
+class _Answer(msgspec.Struct):
+    weight_versions: list[tuple[int, int]] | None = None
+    choices: list[_Choice] = []
+
+
+def read_spans(body: bytes, version: int | None) -> Spans:
+    """Policy versions of the generated tokens; `version` where the engine does not report them.
+
+    Raises `ValueError` when they do not cover the generated tokens exactly.
+    """
+    if version is None:
+        return []
+    answer = msgspec.json.decode(body, type=_Answer)
+    count = sum(len(choice.token_ids) for choice in answer.choices)
+    if answer.weight_versions is None:
+        return [(version, count)]
+    if (reported := sum(span[1] for span in answer.weight_versions)) != count:
+        raise ValueError(
+            f"weight_versions {answer.weight_versions} cover {reported} tokens, {count} were generated"
+        )
+    return answer.weight_versions
+
+
+def translate_answer(body: bytes) -> bytes:
+    """Spell token ids as the renderers read them: vLLM's `"token_id": N` becomes `"token": "token_id:N"`."""
+    if b'"token_id":' not in body:
+        return body
+    answer = msgspec.json.decode(body)
+    for choice in answer.get("choices") or []:
+        for entry in (choice.get("logprobs") or {}).get("content") or []:
+            for candidate in (entry, *(entry.get("top_logprobs") or [])):
+                if (token_id := candidate.pop("token_id", None)) is not None:
+                    candidate["token"] = f"token_id:{token_id}"
+    return msgspec.json.encode(answer)
+
+
+def _raw(value: Any) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

@@ -1,0 +1,53 @@
+"""Sessions: the model calls of one trace, with the seed and the policy version of each.
+
+verifiers names a trace by a random id. The run names it by a key that says which group, episode, agent and attempt it
+is, so that seeds repeat when the run repeats.
+"""
+
+import hashlib
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from braidrl.orchestrator.replicas import Replica
+
+Spans = list[tuple[int, int]]
+"""`[(policy version, tokens sampled by it), ...]` over the generated tokens of one model call, in order."""
+
+
+@dataclass
+class Session:
+    """One trace while it runs."""
+
+    key: str
+    """Deterministic name; the root of its seeds."""
+    temperature: float | None = None
+    """What the trainer will replay; None for an evaluation, where every sampling is allowed."""
+    replica: "Replica | None" = None
+    """Where its growing prefix is cached."""
+    first_version: int | None = None
+    """Policy version that its first call was sent to, which no token of it can precede."""
+    calls: int = 0
+    """Calls that arrived."""
+    spans: dict[int, Spans] = field(default_factory=dict)
+    """Versions of the calls that were answered, by the number of the call."""
+
+    def next_call(self) -> int:
+        """Number the call that has just arrived."""
+        self.calls += 1
+        return self.calls - 1
+
+    def sent(self, version: int | None) -> None:
+        """A call goes out to a replica that serves `version`."""
+        if self.first_version is None:
+            self.first_version = version
+
+    def answered(self) -> list[Spans]:
+        """Versions of the answered calls, in call order."""
+        return [self.spans[call] for call in sorted(self.spans)]
+
+
+def derive_seed(seed: int, *path: str | int) -> int:
+    """A seed in [0, 2**63) that depends on the run's seed and on every part of `path`, and on nothing else."""
+    text = "/".join([str(seed), *map(str, path)])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

@@ -1,0 +1,68 @@
+"""Why is nothing learned? Watches for groups without signal, says so, and ends a run that cannot train."""
+
+import logging
+from collections import Counter
+
+logger = logging.getLogger(__name__)
+
+SHOWN_ERRORS = 3
+"""Most frequent errors that the explanation lists."""
+
+
+class NoSignalError(RuntimeError):
+    """No group has carried any signal for too long."""
+
+
+class SignalWatch:
+    """Counts consecutive groups without signal in episodes; the run ends after `max_batches * batch_size` of them."""
+
+    def __init__(self, batch_size: int, max_batches: int) -> None:
+        self.batch_size = batch_size
+        self.limit = batch_size * max_batches
+        self._clear()
+
+    def _clear(self) -> None:
+        self.episodes = 0
+        self.failures = 0
+        self.groups: Counter[str] = Counter()
+        self.errors: Counter[str] = Counter()
+
+    def failed(self, error: str) -> None:
+        """An episode failed."""
+        self.failures += 1
+        self.errors[error] += 1
+
+    def group(self, size: int, outcome: str) -> None:
+        """A group of `size` episodes ended as `signal`, `no_signal` or `too_few`.
+
+        Raises `NoSignalError` with an explanation at the limit.
+        """
+        if outcome == "signal":
+            self._clear()
+            return
+        before = self.episodes // self.batch_size
+        self.episodes += size
+        self.groups[outcome] += 1
+        if self.episodes >= self.limit:
+            raise NoSignalError(
+                f"{self.explain()}. The run stops after {self.limit // self.batch_size} batches' worth of such groups "
+                f"(orchestrator.max_empty_batches)"
+            )
+        if self.episodes // self.batch_size > before:
+            logger.warning("%s", self.explain())
+
+    def explain(self) -> str:
+        """What is known about the groups since the last one with signal."""
+        total = sum(self.groups.values())
+        parts = [
+            f"no signal in {total} groups ({self.episodes} episodes) in a row: {self.groups['no_signal'] / total:.0%} "
+            f"had equal rewards, {self.groups['too_few'] / total:.0%} too few episodes without error"
+        ]
+        if self.errors:
+            errors = "; ".join(f"{count} x {error}" for error, count in self.errors.most_common(SHOWN_ERRORS))
+            parts.append(f"{self.failures} of the episodes failed: {errors}")
+        else:
+            parts.append(
+                "no episode failed: the reward does not tell attempts apart (too easy, too hard, or constant)"
+            )
+        return ". ".join(parts)

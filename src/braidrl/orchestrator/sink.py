@@ -1,0 +1,184 @@
+"""The sink: episodes in, batches out. Groups are assembled by id, scored, flattened, and filtered for signal."""
+
+import logging
+from dataclasses import dataclass
+from functools import partial
+
+from verifiers.v1.trace import Error, Trace
+
+from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.groups import Group, ReadyTrace
+from braidrl.orchestrator.metrics import StepMetrics
+from braidrl.orchestrator.signal_watch import SignalWatch
+from braidrl.orchestrator.train.algo.routing import ineligibility
+from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
+from braidrl.transport.types import TrainingBatch
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class Batch:
+    """The traces of one optimizer step, in dispatch order."""
+
+    step: int
+    traces: list[ReadyTrace]
+
+    @property
+    def training_batch(self) -> TrainingBatch:
+        """What the trainer gets."""
+        return TrainingBatch(
+            step=self.step, samples=[sample for trace in self.traces for sample in trace.samples]
+        )
+
+    @property
+    def versions(self) -> str:
+        """Which policies sampled it, in words."""
+        oldest = [trace.oldest for trace in self.traces if trace.oldest is not None]
+        newest = [trace.newest for trace in self.traces if trace.newest is not None]
+        if not oldest or not newest:
+            return "a frozen model"
+        return f"v{min(oldest)}" if min(oldest) == max(newest) else f"v{min(oldest)}-v{max(newest)}"
+
+
+class Sink:
+    """Collects batches of `batch_size` training traces in dispatch order.
+
+    A trace counts when it is eligible (`ineligibility`) and, with `constant_trainer_batch_size`, carries signal;
+    without, traces that carry none count as well and leave a smaller batch. What is left over waits for the next batch
+    as long as it is not older than `max_off_policy_steps`.
+
+    Args:
+        shipped: batches that were shipped before (a resumed run).
+    """
+
+    def __init__(self, config: OrchestratorConfig, shipped: int = 0) -> None:
+        self.config = config
+        self.max_staleness = config.max_off_policy_steps
+        self.shipped = shipped
+        self.ready: list[ReadyTrace] = []
+        self.ended: list[tuple[Group, str]] = []
+        """Groups that ended since the last batch, and what became of each: the step's records."""
+        self.metrics = StepMetrics()
+        self.signal = SignalWatch(config.batch_size, config.max_empty_batches)
+
+    # -- how much may run ahead
+
+    @property
+    def buffered(self) -> int:
+        """Traces that wait for a batch."""
+        return len(self.ready)
+
+    def room(self, version: int) -> int:
+        """Training traces that may be buffered or in flight while the policy is `version`."""
+        return (version + 1 + self.max_staleness - self.shipped) * self.config.batch_size
+
+    # -- episodes in
+
+    async def arrive(self, group: Group, number: int, finished: Finished) -> None:
+        """Take an ended episode and let its algorithm score it. Scoring that fails fails the episode."""
+        episode = finished.episode
+        if finished.error is None:
+            try:
+                await group.env.algorithm.finalize_episode(episode)
+            except Exception as error:
+                logger.warning("scoring episode %s failed", finished.key, exc_info=True)
+                episode.ok = False
+                episode.errors.append(Error(type=type(error).__name__, message=f"scoring: {error}"))
+        group.finished[number] = finished
+        self.metrics.episode(group.env.name, finished, _eligible(finished))
+        self.metrics.refused(reason for trace in episode.traces if (reason := ineligibility(episode, trace)))
+        if finished.error is not None:
+            self.signal.failed(finished.error)
+
+    async def complete(self, group: Group) -> None:
+        """Score a group whose last episode has ended, and buffer what trains.
+
+        Raises `NoSignalError` when no group has had any signal for too long.
+        """
+        eligible = [len(_eligible(finished)) for finished in group.finished.values()]
+        survivors = sum(count > 0 for count in eligible)
+        group.env.yields.observe(survivors, sum(eligible))
+        traces: list[ReadyTrace] = []
+        if survivors >= group.env.needed:
+            await self._score(group)
+            traces = self._flatten(group)
+        group.env.curriculum.observe(group.episodes)
+        signal = any(trace.samples for trace in traces)
+        outcome = "signal" if signal else "no_signal" if survivors >= group.env.needed else "too_few"
+        self.discard(group, outcome)
+        self.signal.group(group.size, outcome)
+        if self.config.constant_trainer_batch_size:
+            traces = [trace for trace in traces if trace.samples]
+        self.ready += traces
+
+    def discard(self, group: Group, outcome: str) -> None:
+        """Note what became of a group."""
+        self.ended.append((group, outcome))
+        self.metrics.group(outcome)
+
+    async def _score(self, group: Group) -> None:
+        try:
+            await group.env.algorithm.score_group(group.episodes)
+        except Exception as error:
+            algorithm = type(group.env.algorithm).__name__
+            raise RuntimeError(
+                f"{algorithm}.score_group failed on group {group.id}: {type(error).__name__}: {error}; the run stops, "
+                f"because without credit the group would train nothing and nobody would notice"
+            ) from error
+
+    def _flatten(self, group: Group) -> list[ReadyTrace]:
+        """The group's eligible traces as training samples, without the tokens that carry no signal."""
+        ready: list[ReadyTrace] = []
+        cut = partial(flatten_trace, seq_len=self.config.seq_len, env=group.env.name, group_id=group.id)
+        for _, finished in sorted(group.finished.items()):
+            for trace in _eligible(finished):
+                versions = finished.versions(trace.id) if group.env.live else []
+                flat = cut(
+                    trace,
+                    temperature=group.env.source.sampling.temperature,
+                    episode_id=finished.episode.id,
+                    versions=versions,
+                )
+                self.metrics.refused(flat.refused.elements())
+                if not flat.samples:
+                    continue
+                samples = [kept for sample in flat.samples if (kept := drop_zero_signal(sample)) is not None]
+                self.metrics.counts["traces/no_signal"] += not samples
+                ready.append(
+                    ReadyTrace(group, samples, min(versions, default=None), max(versions, default=None))
+                )
+        return ready
+
+    # -- batches out
+
+    def take(self, step: int) -> Batch | None:
+        """The batch of `step`, when it is full. One without any signal is not shipped, and collecting goes on."""
+        size = self.config.batch_size
+        while len(self.ready) >= size:
+            self.ready.sort(key=lambda trace: trace.group.index)
+            batch, self.ready = Batch(step, self.ready[:size]), self.ready[size:]
+            for trace in batch.traces:
+                trace.group.used = True
+            if any(trace.samples for trace in batch.traces):
+                self.shipped += 1
+                return batch
+            self.metrics.counts["batches/skipped"] += 1
+            logger.warning("step %d: no trace of a whole batch carries signal; it is skipped", step)
+        return None
+
+    def drop_stale(self, step: int) -> list[Group]:
+        """Drop what is too old for the batch of `step`; returns the groups of which nothing trained or will."""
+        stale = [trace for trace in self.ready if trace.staleness(step) > self.max_staleness]
+        if not stale:
+            return []
+        self.ready = [trace for trace in self.ready if trace.staleness(step) <= self.max_staleness]
+        self.metrics.counts["traces/stale"] += len(stale)
+        left = {trace.group.index for trace in self.ready}
+        groups = {trace.group.index: trace.group for trace in stale}
+        return [group for index, group in sorted(groups.items()) if not group.used and index not in left]
+
+
+def _eligible(finished: Finished) -> list[Trace]:
+    return [trace for trace in finished.episode.traces if ineligibility(finished.episode, trace) is None]

@@ -1,0 +1,147 @@
+"""A stub inference server: the routes of a real one, random tokens of the tiny tokenizer, no model.
+
+Tokens follow from the request's seed, so that runs repeat. Tests make it slow, break it, or restart it.
+"""
+
+import asyncio
+import math
+import random
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import msgspec
+from aiohttp import web
+
+LETTERS = range(64, 90)
+"""Token ids of `a` to `z`."""
+END = 258
+"""Token id of `<|im_end|>`."""
+
+
+@dataclass
+class StubEngine:
+    """One replica. Use as an async context; `url` ends in `/v1`."""
+
+    model: str = "tiny"
+    length: int = 8
+    """Tokens of an answer, the end token included."""
+    latency: float = 0.0
+    """Seconds that one answer takes."""
+    update_seconds: float = 0.0
+    """Seconds that a weight update takes."""
+    max_model_len: int = 512
+    port: int = 0
+    version: int = 0
+    numeric_ids: bool = False
+    """Spell log-probs as stock vLLM does."""
+    acknowledges: int | None = None
+    """Version to answer to every update instead of the one that was sent."""
+    failures: list[int] = field(default_factory=list)
+    """Statuses with which the next generations fail."""
+    requests: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of all model calls, in order of arrival."""
+    headers: list[dict[str, str]] = field(default_factory=list)
+    updates: list[dict[str, Any]] = field(default_factory=list)
+    """Bodies of all weight updates."""
+    overlapping: int = 0
+    """Most updates at once."""
+    cancelled: int = 0
+    """Generations whose caller went away."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    async def __aenter__(self) -> Self:
+        app = web.Application(client_max_size=2**30)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/update_weights", self._update)
+        self._updating = 0
+        self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, backlog=4096)
+        await site.start()
+        self.port = self._runner.addresses[0][1]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+
+    async def _health(self, request: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, request: web.Request) -> web.Response:
+        card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
+        return _json({"object": "list", "data": [card]})
+
+    async def _generate(self, request: web.Request) -> web.Response:
+        body = await self._receive(request)
+        if self.failures:
+            return _json({"error": "stub failure"}, status=self.failures.pop(0))
+        params = body["sampling_params"]
+        tokens = self.tokens(params["seed"], params.get("max_tokens", self.length))
+        versions = await self._versions(len(tokens))
+        logprob = -math.log(len(LETTERS))
+        content = [self._entry(token, logprob) for token in tokens]
+        choice = {
+            "index": 0,
+            "token_ids": tokens,
+            "finish_reason": "stop" if tokens[-1] == END else "length",
+            "logprobs": {"content": content},
+        }
+        answer = {
+            "request_id": "stub",
+            "choices": [choice],
+            "prompt_logprobs": None,
+            "weight_versions": versions,
+        }
+        return _json(answer)
+
+    def tokens(self, seed: int, max_tokens: int) -> list[int]:
+        """The answer to a request with this seed."""
+        letters = random.Random(seed).choices(LETTERS, k=self.length - 1)
+        return [*letters, END][:max_tokens]
+
+    def _entry(self, token: int, logprob: float) -> dict[str, Any]:
+        name = {"token_id": token} if self.numeric_ids else {"token": f"token_id:{token}"}
+        return {**name, "logprob": logprob, "top_logprobs": [{**name, "logprob": logprob}]}
+
+    async def _versions(self, count: int) -> list[tuple[int, int]]:
+        """Sample half before and half after the latency, so that an update in between shows."""
+        first = self.version
+        try:
+            await asyncio.sleep(self.latency)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        half = count // 2
+        return [(first, count)] if first == self.version else [(first, half), (self.version, count - half)]
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        body = await self._receive(request)
+        message = {"role": "assistant", "content": f"seed {body.get('seed')}"}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        return _json({"id": "stub", "object": "chat.completion", "model": self.model, "choices": [choice]})
+
+    async def _update(self, request: web.Request) -> web.Response:
+        body = msgspec.json.decode(await request.read())
+        self.updates.append(body)
+        self._updating += 1
+        self.overlapping = max(self.overlapping, self._updating)
+        await asyncio.sleep(self.update_seconds)
+        self._updating -= 1
+        self.version = body["version"]
+        return _json({"version": self.version if self.acknowledges is None else self.acknowledges})
+
+    async def _receive(self, request: web.Request) -> dict[str, Any]:
+        body = msgspec.json.decode(await request.read())
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        return body
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
