@@ -1,0 +1,151 @@
+"""Attention over the slot cache, for any transformers model that goes through its attention interface.
+
+One forward carries a flat row of T tokens: one each of the sequences that decode, then spans of prompts.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from braidrl.inference.engines.cache import SlotCache
+
+NAME = "braid_slots"
+UNSUPPORTED = ("softcap", "s_aux", "position_bias")
+"""Arguments of the attention interface that change the scores in ways that this implementation lacks."""
+
+
+@dataclass(frozen=True)
+class Span:
+    """Tokens `start .. start + count` of the sequence in `slot` that one forward computes."""
+
+    slot: int
+    start: int
+    count: int
+
+
+@dataclass
+class Layout:
+    """Where the T tokens of one forward belong. The first `decoding` of `spans` have one token each."""
+
+    cache: SlotCache
+    spans: Sequence[Span]
+    decoding: int
+    slots_T: Tensor = field(init=False)
+    positions_T: Tensor = field(init=False)
+    masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
+    """Additive masks of the decoding sequences by sliding window; layers share them."""
+
+    def __post_init__(self) -> None:
+        self.slots_T = torch.tensor([span.slot for span in self.spans for _ in range(span.count)])
+        self.positions_T = torch.tensor(
+            [p for span in self.spans for p in range(span.start, span.start + span.count)]
+        )
+        self.length = 1 + max((span.start for span in self.spans[: self.decoding]), default=0)
+        slots = [span.slot for span in self.spans[: self.decoding]]
+        # slots 0 .. n-1 in order are a view of the cache; anything else has to be gathered
+        self.rows: slice | Tensor = (
+            slice(self.decoding) if slots == list(range(len(slots))) else torch.tensor(slots)
+        )
+
+    def decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
+        """[decoding, 1, 1, length]: 0 where a decoding token attends, -inf elsewhere."""
+        key = (window, dtype)
+        if key not in self.masks:
+            last_B1 = self.positions_T[: self.decoding, None]
+            at_L = torch.arange(self.length)
+            seen_BL = at_L <= last_B1
+            if window is not None:
+                seen_BL &= at_L > last_B1 - window
+            mask_BL = torch.zeros(seen_BL.shape, dtype=dtype).masked_fill_(~seen_BL, -torch.inf)
+            self.masks[key] = mask_BL[:, None, None]
+        return self.masks[key]
+
+
+def slot_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    slots: Layout | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """Attention function for transformers: query [1, heads, T, D], key and value [1, kv_heads, T, D] of new
+    tokens; returns [1, T, heads, D_v]. `slots` travels through the model's keyword arguments."""
+    if slots is None:
+        raise ValueError(f"{type(module).__name__} does not pass keyword arguments on to its attention")
+    for name in UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} needs {name}, which the embedded engine does not have")
+    layer: int = module.layer_idx  # type: ignore[assignment]
+    slots.cache.write(
+        layer, key[0].transpose(0, 1), value[0].transpose(0, 1), slots.slots_T, slots.positions_T
+    )
+    keys, values = slots.cache.layers[layer]
+    parts = []
+    if slots.decoding:
+        parts.append(_decode(query[0, :, : slots.decoding], keys, values, slots, scaling, sliding_window))
+    offset = slots.decoding
+    for span in slots.spans[slots.decoding :]:
+        chunk_HTD = query[0, :, offset : offset + span.count]
+        parts.append(_prefill(chunk_HTD, keys[span.slot], values[span.slot], span, scaling, sliding_window))
+        offset += span.count
+    return (parts[0] if len(parts) == 1 else torch.cat(parts))[None], None
+
+
+def _decode(
+    query_HBD: Tensor, keys: Tensor, values: Tensor, layout: Layout, scaling: float | None, window: int | None
+) -> Tensor:
+    """One query token a sequence. The query heads that share a key head stand in a row like query positions,
+    so that nothing is repeated. Returns [B, heads, D_v]."""
+    heads, batch, dim = query_HBD.shape
+    kv_heads = keys.shape[1]
+    out = scaled_dot_product_attention(
+        query_HBD.transpose(0, 1).reshape(batch, kv_heads, heads // kv_heads, dim),
+        keys[layout.rows, :, : layout.length],
+        values[layout.rows, :, : layout.length],
+        attn_mask=layout.decode_mask(window, query_HBD.dtype),
+        scale=scaling,
+    )
+    return out.reshape(batch, heads, -1)
+
+
+def _prefill(
+    query_HTD: Tensor, keys: Tensor, values: Tensor, span: Span, scaling: float | None, window: int | None
+) -> Tensor:
+    """A span of one sequence against all that its slot holds. Returns [T, heads, D_v]."""
+    end = span.start + span.count
+    causal = span.start == 0 and (window is None or window >= end)
+    mask_TL = None
+    if not causal:
+        query_at_T1 = torch.arange(span.start, end)[:, None]
+        key_at_L = torch.arange(end)
+        mask_TL = key_at_L <= query_at_T1
+        if window is not None:
+            mask_TL &= key_at_L > query_at_T1 - window
+    out_HTD = scaled_dot_product_attention(
+        query_HTD[None],
+        keys[None, :, :end],
+        values[None, :, :end],
+        attn_mask=mask_TL,
+        is_causal=causal,
+        scale=scaling,
+        enable_gqa=query_HTD.shape[0] != keys.shape[0],
+    )
+    return out_HTD[0].transpose(0, 1)
+
+
+def register() -> str:
+    """Make the attention known to transformers; returns the name of its implementation."""
+    from transformers import AttentionInterface
+
+    function: Callable[..., Any] = slot_attention
+    AttentionInterface.register(NAME, function)
+    return NAME

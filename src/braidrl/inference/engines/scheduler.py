@@ -1,0 +1,140 @@
+"""Who computes what in the next forward: continuous batching with a prefill budget."""
+
+from collections.abc import Sequence
+
+from braidrl.inference.engines.attention import Span
+from braidrl.inference.engines.cache import PrefixCache, SlotCache
+from braidrl.inference.engines.request import Request
+
+SCORED_TOKENS = 256
+"""Most prompt tokens of one forward whose log-probs are asked for: each needs a row of logits."""
+
+Work = tuple[Request, Span]
+
+
+class Batch:
+    """One forward: the flat tokens of its spans, and which logits are wanted for what."""
+
+    def __init__(self, work: Sequence[Work]) -> None:
+        self.token_ids: list[int] = []
+        self.spans = [span for _, span in work]
+        self.drawing: list[Request] = []
+        """Requests that get a token; theirs are the first rows."""
+        self.scoring: list[tuple[Request, list[int]]] = []
+        """Requests whose prompt is scored, with the prompt tokens that their rows are scored for."""
+        drawn: list[int] = []
+        scored: list[int] = []
+        for request, span in work:
+            offset, end = len(self.token_ids), span.start + span.count
+            self.token_ids += request.tokens[span.start : end]
+            if request.wants_scores:
+                targets = request.prompt[span.start + 1 : end + 1]
+                self.scoring.append((request, targets))
+                scored += range(offset, offset + len(targets))
+            if end == len(request.tokens):
+                self.drawing.append(request)
+                drawn.append(len(self.token_ids) - 1)
+        self.rows = drawn + scored
+        """Positions in `token_ids` whose logits are wanted."""
+
+
+class Scheduler:
+    """Requests that wait and requests that run. `running[i]` owns cache slot i, so that slots stay dense."""
+
+    def __init__(self, cache: SlotCache, prefixes: PrefixCache, prefill_tokens: int) -> None:
+        self.cache = cache
+        self.prefixes = prefixes
+        self.prefill_tokens = prefill_tokens
+        self.waiting: list[Request] = []
+        self.running: list[Request] = []
+        self.prefix_hits = 0
+
+    @property
+    def busy(self) -> bool:
+        return bool(self.waiting or self.running)
+
+    def plan(self) -> tuple[list[Work], int]:
+        """The spans of the next forward and how many of them (the first) decode. Admits what fits."""
+        decoding: list[Work] = []
+        prefilling: list[Work] = []
+        budgets = [self.prefill_tokens, SCORED_TOKENS]
+        for slot, request in enumerate(self.running):
+            if len(request.tokens) - request.cached == 1 and not request.wants_scores:
+                decoding.append((request, Span(slot, request.cached, 1)))
+            else:
+                prefilling += self._prefill(request, slot, budgets)
+        for request in self._admissible():
+            if min(budgets) <= 0 or len(self.running) == self.cache.max_slots:
+                break
+            self._admit(request)
+            prefilling += self._prefill(request, len(self.running) - 1, budgets)
+        work = decoding + prefilling
+        length = max((span.start + span.count for _, span in work), default=0)
+        self.cache.reserve(len(self.running), length)
+        return work, len(decoding)
+
+    def release(self, request: Request) -> None:
+        """Free the slot of a request; the last slot moves into the gap."""
+        slot = self.running.index(request)
+        last = self.running.pop()
+        if last is not request:
+            self.running[slot] = last
+            self.cache.move(len(self.running), slot, last.cached)
+
+    def drop_cancelled(self) -> None:
+        """Forget requests whose caller went away."""
+        self.waiting = [request for request in self.waiting if not request.future.cancelled()]
+        for request in [request for request in self.running if request.future.cancelled()]:
+            self.release(request)
+
+    def forget_cached(self) -> None:
+        """New weights: every sequence in flight will be computed again, no older prefix is used again."""
+        self.prefixes.clear()
+        self.cache.clear()
+        for request in self.running:
+            request.cached = 0
+            if not request.logprobs:
+                request.scores.clear()
+
+    def computed(self, request: Request, span: Span) -> None:
+        """Note that a span has keys and values; a prompt that is complete is kept for its siblings."""
+        request.cached = span.start + span.count
+        if span.start < len(request.prompt) <= request.cached and request.key not in self.prefixes.entries:
+            self.prefixes.store(*request.key, self.cache.read(span.slot, len(request.prompt)))
+
+    def _prefill(self, request: Request, slot: int, budgets: list[int]) -> list[Work]:
+        """The next span of a prompt, within the budgets of prefilled and of scored tokens."""
+        count = min(len(request.tokens) - request.cached, budgets[0])
+        if request.wants_scores:
+            count = min(count, budgets[1])
+            budgets[1] -= count
+        budgets[0] -= count
+        return [(request, Span(slot, request.cached, count))] if count > 0 else []
+
+    def _admissible(self) -> list[Request]:
+        """Waiting requests in order, without those whose prompt a sibling is just computing for all."""
+        leading = {request.key for request in self.running if request.cached < len(request.prompt)}
+        chosen = []
+        for request in self.waiting:
+            shares = self.prefixes.keeps(request.prompt) and not request.wants_scores
+            if shares and request.key not in self.prefixes.entries:
+                if request.key in leading:
+                    continue
+                leading.add(request.key)
+            chosen.append(request)
+        return chosen
+
+    def _admit(self, request: Request) -> None:
+        self.waiting.remove(request)
+        self.running.append(request)
+        if request.wants_scores:
+            return
+        found = self.prefixes.longest(request.salt, request.prompt)
+        if found is None:
+            return
+        content, common = found
+        # the last prompt token is computed in any case: its logits are the first to draw from
+        request.cached = min(common, len(request.prompt) - 1)
+        self.cache.reserve(len(self.running), request.cached)
+        self.cache.fill(len(self.running) - 1, content, request.cached)
+        self.prefix_hits += 1

@@ -1,0 +1,77 @@
+"""Taking over new weights in place: everything is checked before anything is changed."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+LISTED = 3
+"""Names that an error lists of each kind."""
+
+
+class WeightsError(ValueError):
+    """A weights folder that does not fit the served model."""
+
+
+def read_weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The tensors of all safetensors files of a Hugging Face folder, checked against `model`.
+
+    A tied parameter may stand under any or all of its names. Raises `WeightsError` for a folder without
+    weights, an unreadable file, missing, unknown or mis-shaped tensors, and tied names that differ.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise WeightsError(f"{path} holds no *.safetensors; a folder of published weights is required")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as opened:
+                tensors.update({name: opened.get_tensor(name) for name in opened.keys()})  # noqa: SIM118
+        except (SafetensorError, OSError) as error:
+            raise WeightsError(f"cannot read {file}: {error}") from error
+    _check(path, tensors, model.state_dict())
+    return tensors
+
+
+@torch.no_grad()
+def apply_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Copy checked tensors into the model's own memory, cast to its dtype."""
+    state = model.state_dict()
+    for name, tensor in tensors.items():
+        state[name].copy_(tensor)
+
+
+def _check(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
+    unknown = [name for name in tensors if name not in state]
+    shapes = [
+        f"{name} {list(tensors[name].shape)} instead of {list(state[name].shape)}"
+        for name in tensors
+        if name in state and tensors[name].shape != state[name].shape
+    ]
+    groups: dict[tuple[int, torch.Size], list[str]] = {}
+    for name, tensor in state.items():
+        groups.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
+    missing, unequal = [], []
+    for names in groups.values():
+        found = [name for name in names if name in tensors]
+        if not found:
+            missing.append(" = ".join(names))
+        elif any(not torch.equal(tensors[found[0]], tensors[name]) for name in found[1:]):
+            unequal.append(" = ".join(found))
+    problems = {
+        "missing": missing,
+        "unknown": unknown,
+        "of another shape": shapes,
+        "tied but different": unequal,
+    }
+    if any(problems.values()):
+        told = "; ".join(
+            f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names
+        )
+        raise WeightsError(f"{path} does not fit the served model ({told}); the weights stay as they were")
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:LISTED]) + (", ..." if len(names) > LISTED else "")

@@ -1,0 +1,1 @@
+"""The HTTP routes of the inference server, one noun a file."""

@@ -1,0 +1,86 @@
+"""Health, models, metrics, and the routes that the orchestrator steers a replica with."""
+
+import asyncio
+from pathlib import Path
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field
+
+from braidrl.inference.engines.weights import WeightsError
+from braidrl.inference.routes.context import CONTEXT, Refused, parse, refuse, reply
+
+
+class UpdateBody(BaseModel):
+    """Which weights to serve from now on."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    path: str
+    """A Hugging Face folder that this process can read."""
+    version: int = Field(ge=0)
+    """Recorded as told and attached to every token sampled from these weights."""
+
+
+async def health(request: web.Request) -> web.Response:
+    """200 once the model is loaded."""
+    return (
+        reply({"status": "ready"})
+        if request.app[CONTEXT].loaded
+        else refuse(503, "the model is not loaded (yet)")
+    )
+
+
+async def models(request: web.Request) -> web.Response:
+    """The one model that is served, with its context limit."""
+    config = request.app[CONTEXT].config
+    card = {"id": config.model.path, "object": "model", "owned_by": "braid", "max_model_len": config.seq_len}
+    return reply({"object": "list", "data": [card]})
+
+
+async def pause(request: web.Request) -> web.Response:
+    """Stop generating; the answer comes after the last token."""
+    await asyncio.wrap_future(request.app[CONTEXT].engine.pause())
+    return reply({"status": "paused"})
+
+
+async def resume(request: web.Request) -> web.Response:
+    """Go on generating."""
+    await asyncio.wrap_future(request.app[CONTEXT].engine.resume())
+    return reply({"status": "resumed"})
+
+
+async def update_weights(request: web.Request) -> web.Response:
+    """Swap the weights in place; the answer acknowledges the version that is served from now on."""
+    body = await parse(request, UpdateBody)
+    try:
+        return reply(
+            {
+                "version": await asyncio.wrap_future(
+                    request.app[CONTEXT].engine.update_weights(Path(body.path), body.version)
+                )
+            }
+        )
+    except WeightsError as error:
+        raise Refused(400, str(error)) from error
+
+
+async def metrics(request: web.Request) -> web.Response:
+    """Prometheus text."""
+    engine = request.app[CONTEXT].engine
+    stats, scheduler = engine.stats, engine.scheduler
+    values = [
+        ("requests_running", "gauge", "Requests that hold a cache slot", len(scheduler.running)),
+        ("requests_waiting", "gauge", "Requests that wait for one", len(scheduler.waiting)),
+        ("requests_total", "counter", "Requests accepted", stats.requests),
+        ("generated_tokens_total", "counter", "Tokens generated", stats.generated_tokens),
+        ("prompt_tokens_total", "counter", "Prompt tokens computed", stats.prompt_tokens),
+        ("prefix_cache_hits_total", "counter", "Requests that reused a cached prefix", scheduler.prefix_hits),
+        ("weight_version", "gauge", "Policy version that is served", engine.version),
+        ("weight_updates_total", "counter", "Weight updates applied", stats.weight_updates),
+        ("busy_seconds_total", "counter", "Seconds spent in forwards and sampling", stats.busy_seconds),
+    ]
+    lines = [
+        f"# HELP braid_{name} {text}.\n# TYPE braid_{name} {kind}\nbraid_{name} {value}\n"
+        for name, kind, text, value in values
+    ]
+    return web.Response(text="".join(lines), content_type="text/plain")

@@ -1,0 +1,142 @@
+"""`POST /inference/v1/generate`: token ids in, token ids and log-probs out."""
+
+from typing import Any
+from uuid import uuid4
+
+from aiohttp import web
+from pydantic import BaseModel, ConfigDict, Field, StrictInt
+
+from braidrl.inference.engines.request import Request, Score
+from braidrl.inference.engines.sampling import SamplingParams
+from braidrl.inference.routes.context import (
+    CONTEXT,
+    Context,
+    Refused,
+    check_length,
+    check_model,
+    complete,
+    parse,
+    reply,
+)
+
+
+class SamplingBody(BaseModel):
+    """`sampling_params` as vLLM names them. What the engine lacks may only be sent with its neutral value;
+    what concerns text is taken and ignored, since this route has none."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    temperature: float = Field(1.0, ge=0)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(-1, ge=-1)
+    min_p: float = Field(0.0, ge=0, le=1)
+    max_tokens: int | None = Field(None, ge=1)
+    stop_token_ids: list[int] | None = None
+    seed: int | None = None
+    logprobs: int | None = Field(None, ge=0)
+    prompt_logprobs: int | None = Field(None, ge=0)
+    ignore_eos: bool = False
+    n: int = Field(1, ge=1, le=1)
+    min_tokens: int = Field(0, ge=0, le=0)
+    presence_penalty: float = Field(0, ge=0, le=0)
+    frequency_penalty: float = Field(0, ge=0, le=0)
+    repetition_penalty: float = Field(1, ge=1, le=1)
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    detokenize: bool = True
+    include_stop_str_in_output: bool = False
+
+    def params(self, max_logprobs: int) -> SamplingParams:
+        """For the engine; refuses more candidates than the server allows."""
+        for name, wanted in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
+            if wanted is not None and wanted > max_logprobs:
+                raise Refused(
+                    400, f"{name} = {wanted}; this server gives at most {max_logprobs} (max_logprobs)"
+                )
+        return SamplingParams(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            max_tokens=self.max_tokens,
+            stop_token_ids=frozenset(self.stop_token_ids or ()),
+            seed=self.seed,
+            logprobs=self.logprobs or 0,
+            prompt_logprobs=self.prompt_logprobs,
+        )
+
+
+class GenerateBody(BaseModel):
+    """A prompt as token ids. `priority` and `request_id` are taken and ignored."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    model: str | None = None
+    token_ids: list[StrictInt]
+    sampling_params: SamplingBody = Field(default_factory=lambda: SamplingBody.model_validate({}))
+    cache_salt: str | None = None
+    priority: int = 0
+    request_id: str | None = None
+
+
+async def generate(request: web.Request) -> web.Response:
+    """Sample one completion."""
+    context = request.app[CONTEXT]
+    body = await parse(request, GenerateBody)
+    check_model(context, body.model)
+    check_length(context, body.token_ids)
+    sampling = body.sampling_params
+    done = await complete(
+        context,
+        context.engine.request(
+            body.token_ids,
+            sampling.params(context.config.max_logprobs),
+            id=body.request_id or f"generate-{uuid4().hex}",
+            salt=body.cache_salt or "",
+            eos=not sampling.ignore_eos,
+        ),
+    )
+    return reply(generate_response(context, done, with_logprobs=sampling.logprobs is not None))
+
+
+def generate_response(context: Context, done: Request, with_logprobs: bool) -> dict[str, Any]:
+    """A finished request in vLLM's shape, with one `token_id:N` entry a generated token."""
+    choice = {
+        "index": 0,
+        "token_ids": done.completion,
+        "finish_reason": done.finish_reason,
+        "logprobs": {"content": logprob_entries(done, lambda token: f"token_id:{token}")}
+        if with_logprobs
+        else None,
+    }
+    return {
+        "request_id": done.id,
+        "choices": [choice],
+        "prompt_logprobs": prompt_logprobs(context, done),
+        "weight_versions": done.versions,
+    }
+
+
+def logprob_entries(done: Request, name: Any) -> list[dict[str, Any]]:
+    """One entry a generated token: its log-prob and the most likely candidates, itself always among them."""
+    entries = []
+    for token, logprob, candidates in zip(done.completion, done.logprobs, done.candidates):
+        named = [{"token": name(other), "logprob": value} for other, value in candidates]
+        if candidates and all(other != token for other, _ in candidates):
+            named.append({"token": name(token), "logprob": logprob})
+        entries.append({"token": name(token), "logprob": logprob, "top_logprobs": named})
+    return entries
+
+
+def prompt_logprobs(context: Context, done: Request) -> list[dict[str, Any] | None] | None:
+    """vLLM's shape: aligned to the prompt, null first, then `{token id: {logprob, rank, decoded_token}}`."""
+    if done.params.prompt_logprobs is None:
+        return None
+    return [None, *(_scored(context, scores) for scores in done.scores)]
+
+
+def _scored(context: Context, scores: list[Score]) -> dict[str, Any]:
+    return {
+        str(token): {"logprob": logprob, "rank": rank, "decoded_token": context.decode(token)}
+        for token, logprob, rank in scores
+    }

@@ -1,0 +1,93 @@
+"""The inference process: one model behind HTTP."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+from collections.abc import Callable
+
+from aiohttp import web
+
+from braidrl.configs.inference import InferenceConfig
+from braidrl.inference.engines.torch import TorchEngine
+from braidrl.inference.routes import chat, control, generate
+from braidrl.inference.routes.context import CONTEXT, Context, errors
+
+logger = logging.getLogger(__name__)
+
+LARGEST_BODY = 64 * 2**20
+"""Bytes of one request; a token id takes up to 8."""
+SHUTDOWN_TIMEOUT = 2.0
+"""Seconds that open connections get once the engine has ended."""
+
+
+async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None = None) -> None:
+    """Listen on `host:port` (0: a free port), load the model, call `ready(base_url)`, serve until cancelled.
+
+    `/health` answers 503 until the model is loaded. Raises what ended the engine, if anything did.
+    """
+    engine = TorchEngine(config)
+    context = Context(config, engine, _api_key(config))
+    runner = web.AppRunner(build_app(context), handler_cancellation=True, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, config.host, config.port, shutdown_timeout=SHUTDOWN_TIMEOUT).start()
+        # one after the other: transformers' lazy imports are not safe in two threads
+        context.tokenizer = await asyncio.to_thread(_load_tokenizer, config)
+        engine.start()
+        await asyncio.shield(asyncio.wrap_future(engine.loaded))
+        host, port = runner.addresses[0][:2]
+        base_url = f"http://{host}:{port}"
+        logger.info("inference ready at %s", base_url)
+        if ready is not None:
+            ready(base_url)
+        await asyncio.shield(asyncio.wrap_future(engine.ended))
+    finally:
+        await asyncio.to_thread(engine.close)
+        await runner.cleanup()
+
+
+def run(config: InferenceConfig) -> None:
+    """`braid inference`: serve until SIGINT or SIGTERM."""
+
+    async def main() -> None:
+        task = asyncio.ensure_future(serve(config))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+
+
+def build_app(context: Context) -> web.Application:
+    """All routes over one engine."""
+    app = web.Application(middlewares=[errors], client_max_size=LARGEST_BODY)
+    app[CONTEXT] = context
+    app.router.add_get("/health", control.health)
+    app.router.add_get("/v1/models", control.models)
+    app.router.add_get("/metrics", control.metrics)
+    app.router.add_post("/pause", control.pause)
+    app.router.add_post("/resume", control.resume)
+    app.router.add_post("/update_weights", control.update_weights)
+    app.router.add_post("/inference/v1/generate", generate.generate)
+    app.router.add_post("/v1/chat/completions", chat.chat)
+    return app
+
+
+def _api_key(config: InferenceConfig) -> str | None:
+    if config.api_key_var is None:
+        return None
+    key = os.environ.get(config.api_key_var)
+    if not key:
+        raise ValueError(
+            f"api_key_var names {config.api_key_var}, which is not set in the environment; export it"
+        )
+    return key
+
+
+def _load_tokenizer(config: InferenceConfig):
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(config.model.path, trust_remote_code=config.model.trust_remote_code)
