@@ -82,7 +82,7 @@ class StubEngine:
         if self.failures:
             return _json({"error": "stub failure"}, status=self.failures.pop(0))
         params = body["sampling_params"]
-        tokens = self.tokens(params["seed"], params.get("max_tokens", self.length))
+        tokens = self.tokens(params.get("seed", 0), params.get("max_tokens", self.length))
         versions = await self._versions(len(tokens))
         logprob = -math.log(len(LETTERS))
         content = [self._entry(token, logprob) for token in tokens]

@@ -41,8 +41,8 @@ def load(run: RunFolder, step: int, dispatcher: Dispatcher) -> None:
     names = {env.name for env in dispatcher.envs}
     if names != state["envs"].keys():
         raise ValueError(
-            f"{path} belongs to the training sources {sorted(state['envs'])}, the config has {sorted(names)}; resume "
-            f"with the sources that the run was started with"
+            f"{path} belongs to the training sources {sorted(state['envs'])}, the config has "
+            f"{sorted(names)}; resume with the sources that the run was started with"
         )
     for env in dispatcher.envs:
         _load_env_state(env, state["envs"][env.name])

@@ -25,13 +25,13 @@ HEARTBEAT_SECONDS = 30.0
 class Dispatcher:
     """Keeps episodes in flight, within the bound on staleness and the bound on concurrency.
 
-    While the policy is v, at most `(v + 1 + k) * batch_size` training traces of the whole run are shipped, buffered or
-    in flight, so that what is dispatched now is at most k versions old when it trains. Whole groups are dispatched, so
-    the last one may exceed the bound by less than its size.
+    While the policy is v, at most `(v + 1 + k) * batch_size` training traces of the whole run are shipped,
+    buffered or in flight, so that what is dispatched now is at most k versions old when it trains. Whole
+    groups are dispatched, so the last one may exceed the bound by less than its size.
 
-    Which task comes next depends on the run's seed, the number of the dispatch and the samplers alone. With k = 0
-    nothing of the next batch is dispatched before the last one is shipped and trained, and then timing has no say in
-    the set of dispatched groups either.
+    Which task comes next depends on the run's seed, the number of the dispatch and the samplers alone. With
+    k = 0 nothing of the next batch is dispatched before the last one is shipped and trained, and then timing
+    has no say in the set of dispatched groups either.
 
     Args:
         version: the policy version that is served now.
@@ -75,7 +75,7 @@ class Dispatcher:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """Something changed that may let more episodes run: a new version, a shipped batch, a finished group."""
+        """Something changed that may let more episodes run: a new version, a batch, an ended episode."""
         self._progress = time.monotonic()
         self._wake.set()
 
@@ -185,8 +185,7 @@ class Dispatcher:
         """The next dispatch number, and the work that a resumed run does first, oldest first."""
         buffered = {trace.group.index: trace.group for trace in self.sink.ready if not trace.group.used}
         pending = self.groups | buffered
-        work = [(index, group.env, group.task) for index, group in sorted(pending.items())]
-        work += list(self.returned)
+        work = [*((index, group.env, group.task) for index, group in sorted(pending.items())), *self.returned]
         return {
             "next_index": self.next_index,
             "work": [{"index": index, "env": env.name, "task": task.data.idx} for index, env, task in work],
@@ -217,8 +216,8 @@ class Dispatcher:
             else "dispatching"
         )
         return (
-            f"episodes in flight: {flight} (oldest {oldest:.0f} s); {self.sink.buffered} traces buffered of {room} "
-            f"that policy v{self.version()} allows; {state}"
+            f"episodes in flight: {flight} (oldest {oldest:.0f} s); {self.sink.buffered} traces buffered of "
+            f"{room} that policy v{self.version()} allows; {state}"
         )
 
     async def heartbeat(self, extra: Callable[[], str], seconds: float = HEARTBEAT_SECONDS) -> None:

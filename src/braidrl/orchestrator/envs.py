@@ -1,4 +1,4 @@
-"""Environments of the run: a verifiers environment, the model that plays it, and one deadline for each episode."""
+"""Environments of the run: a verifiers environment, the model that plays it, a deadline for each episode."""
 
 import asyncio
 import itertools
@@ -60,8 +60,8 @@ class Finished:
 class Yields:
     """How many training traces an episode makes: one with a single agent, more with several.
 
-    The estimate changes only when a batch is shipped, so that with strictly on-policy training it does not depend on
-    the order in which episodes end.
+    The estimate changes only when a batch is shipped, so that with strictly on-policy training it does not
+    depend on the order in which episodes end.
     """
 
     episodes: int = 0
@@ -100,7 +100,7 @@ class SourceEnv:
         self.env = load_environment(env_config)
         client = TrainClientConfig(
             base_url=f"{gateway.url}/v1",
-            # never the default variable: a key that is meant for another service must not travel to the gateway
+            # never the default variable: the key of another service must not travel to the gateway
             api_key_var=config.client.api_key_var or "BRAID_NO_API_KEY",
             renderer=renderer_options(config.renderer),
             renderer_model_name=config.model.path,
@@ -116,8 +116,8 @@ class SourceEnv:
     async def run(self, task: vf.Task, key: str) -> Finished:
         """Run one episode of `task` under one deadline over generation and scoring.
 
-        Every failure is data: the episode comes back with its error. Only cancellation is raised, after the episode
-        has cleaned up.
+        Every failure is data: the episode comes back with its error. Only cancellation is raised, after the
+        episode has cleaned up.
         """
         slot = RunSlot(task)
         sessions: list[str] = []
@@ -134,7 +134,7 @@ class SourceEnv:
         return Finished(key, episode, spans, time.perf_counter() - started)
 
     def _name(self, key: str, sessions: list[str]):
-        """A hook that names each trace before its first model call, by agent and by its turn among that agent's."""
+        """A hook that names each trace before its first model call: by agent, and by number among its own."""
         minted: Counter[str] = Counter()
 
         def on_trace(trace: Trace) -> None:
@@ -157,7 +157,8 @@ class SourceEnv:
         traces = list(slot.traces)
         await _cancel(running, self.name)
         error = TimeoutError(
-            f"the episode was not generated and scored within {self.source.timeout:g} s (timeout of source {self.name!r})"
+            f"the episode was not generated and scored within {self.source.timeout:g} s (timeout of source "
+            f"{self.name!r})"
         )
         episode = self._failed(slot, error, traces)
         episode.is_timeout = True

@@ -32,6 +32,8 @@ class Evaluator:
         self.run_folder = run
         self.max_steps = max_steps
         self.slots = asyncio.Semaphore(max_concurrent)
+        self.running = 0
+        """Episodes in flight."""
         self.metrics = MetricsWriter(run.metrics("eval"))
 
     def due(self, version: int) -> bool:
@@ -74,7 +76,11 @@ class Evaluator:
     async def _run(self, env: EvalEnv) -> list[Finished]:
         async def one(task: vf.Task, key: str) -> Finished:
             async with self.slots:
-                return await env.run(task, key)
+                self.running += 1
+                try:
+                    return await env.run(task, key)
+                finally:
+                    self.running -= 1
 
         rollouts = range(env.source.rollouts_per_task)
         return await asyncio.gather(
@@ -89,8 +95,9 @@ class Evaluator:
 def summarize(finished: list[Finished]) -> dict[str, float]:
     """Reward over the episodes without error, and how many had one.
 
-    `reward/ci95` is half the width of the 95% confidence interval of the mean: 1.96 standard errors of the means by
-    task, because attempts at one task are not independent. An episode with several traces counts by their mean.
+    `reward/ci95` is half the width of the 95% confidence interval of the mean: 1.96 standard errors of the
+    means by task, because attempts at one task are not independent. An episode with several traces counts by
+    their mean.
     """
     good = [each for each in finished if each.error is None]
     by_task: dict[str | None, list[float]] = defaultdict(list)

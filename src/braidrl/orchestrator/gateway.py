@@ -1,9 +1,9 @@
 """The gateway: the only address that environments see.
 
-It runs inside the orchestrator's event loop and forwards model calls to the replicas of the model that they name. On
-the way it gives every call its own seed, keeps the prefix caches of different policies apart, refuses sampling that
-the trainer could not replay, waits while weights change or a replica restarts, and remembers which policy version
-sampled each token of a session.
+It runs inside the orchestrator's event loop and forwards model calls to the replicas of the model that they
+name. On the way it gives every call its own seed, keeps the prefix caches of different policies apart,
+refuses sampling that the trainer could not replay, waits while weights change or a replica restarts, and
+remembers which policy version sampled each token of a session.
 """
 
 import hmac
@@ -95,7 +95,7 @@ class Gateway:
     # -- sessions
 
     def open_session(self, trace_id: str, key: str, temperature: float | None) -> None:
-        """Name a trace before its first call. `temperature` is the trainer's; None where the trace does not train."""
+        """Name a trace before its first call. `temperature` is the trainer's; None: it does not train."""
         self.sessions[trace_id] = Session(key, temperature)
 
     def take_session(self, trace_id: str) -> list[Spans]:
@@ -172,7 +172,7 @@ class Call:
         self.number = session.next_call() if session is not None else 0
 
     def check(self) -> None:
-        """Refuse what cannot be served: an unknown model, sampling that the trainer cannot replay, no room."""
+        """Refuse an unknown model, sampling that the trainer cannot replay, a prompt that does not fit."""
         if self.request.model not in self.gateway.pools:
             raise RequestError(
                 f"unknown model {self.request.model!r}; this run serves {sorted(self.gateway.pools)}"
@@ -208,7 +208,10 @@ class Call:
         )
 
     async def _try(self, pool: Replicas, replica: Replica, remaining: float) -> web.Response | str:
-        """One attempt: the answer, or what went wrong for a passing reason. Raises `TimeoutError` at the deadline."""
+        """One attempt: the answer, or what went wrong for a passing reason.
+
+        Raises `TimeoutError` at the deadline.
+        """
         session, version = self.session, replica.version
         if session is not None:
             session.sent(version)
@@ -255,13 +258,13 @@ class Call:
     def _accept(
         self, pool: Replicas, replica: Replica, version: int | None, body: bytes
     ) -> web.Response | str:
-        """Note the versions of an answer. One older than the version it was sent to comes from lost weights."""
+        """Note the versions of an answer; one older than what the replica acknowledged is thrown away."""
         try:
             spans = read_spans(body, version)
         except (msgspec.DecodeError, ValueError) as error:
             return error_response(502, f"{replica.url} gave an answer that cannot be used: {error}")
         if version is not None and spans and min(span[0] for span in spans) < version:
-            reason = f"it sampled with v{spans[0][0]} although it had acknowledged v{version}; it must have restarted"
+            reason = f"it sampled with v{spans[0][0]} after it had acknowledged v{version}: it restarted"
             if replica.version == version:
                 pool.lost(replica, reason)
             return f"{replica.url}: {reason}"

@@ -35,7 +35,10 @@ async def _until_terminated(config: OrchestratorConfig, resume_step: int | None)
     """SIGTERM ends the run as an interrupt does: episodes are cancelled and their processes stopped."""
     story = asyncio.create_task(orchestrate(config, resume_step))
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, story.cancel)
-    await story
+    try:
+        await story
+    except asyncio.CancelledError:
+        raise SystemExit(128 + signal.SIGTERM) from None
 
 
 async def orchestrate(config: OrchestratorConfig, resume_step: int | None = None) -> None:
@@ -45,6 +48,7 @@ async def orchestrate(config: OrchestratorConfig, resume_step: int | None = None
         house = await stack.enter_async_context(open_house(config, done))
         await house.start(done)
         async with house.at_work():
+            await house.evaluate_start(done)
             for step in range(done + 1, config.max_steps + 1):
                 await house.step(step)
             await house.finish()
@@ -93,7 +97,7 @@ class House:
     # -- the story
 
     async def start(self, done: int) -> None:
-        """Restore what a resumed run left, serve its policy, and evaluate it if that is due."""
+        """Restore what a resumed run left, and serve its policy."""
         self.sink.shipped = done
         if done:
             checkpoint.load(self.run_folder, done, self.dispatcher)
@@ -102,12 +106,15 @@ class House:
         await self.policy.start(done)
         for env in self.dispatcher.envs:
             await env.algorithm.setup()
+
+    async def evaluate_start(self, done: int) -> None:
+        """Evaluate the policy that the run starts from, unless an earlier run did."""
         if not self.run_folder.eval_episodes(done).exists():
             await self.evaluator.evaluate(done)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run with its error."""
+        """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run."""
         jobs = (self.dispatcher.run(), self.policy.run(), self.dispatcher.heartbeat(self._waits))
         try:
             async with asyncio.TaskGroup() as group:
@@ -185,7 +192,10 @@ class House:
         self.metrics.log(batch.step, metrics)
 
     def _waits(self) -> str:
-        return f"gateway: {self.gateway.in_flight} calls in flight, {self.gateway.waiting} of them wait for a replica"
+        evals = f"{self.evaluator.running} evaluation episodes, " if self.evaluator.running else ""
+        return (
+            f"{evals}{self.gateway.in_flight} model calls, {self.gateway.waiting} of them wait for a replica"
+        )
 
 
 @asynccontextmanager
@@ -223,7 +233,8 @@ async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitSta
             continue
         if frozen.name == config.model.path:
             raise ValueError(
-                f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve it under another"
+                f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve "
+                f"it under another"
             )
         urls = [frozen.base_url] if isinstance(frozen.base_url, str) else frozen.base_url
         pools[frozen.name] = Replicas(urls, live=False)
@@ -239,7 +250,8 @@ def _api_key(config: OrchestratorConfig) -> str | None:
         return None
     if not os.environ.get(variable):
         raise ValueError(
-            f"orchestrator.client.api_key_var names {variable!r}, which is not set; export it or remove the key"
+            f"orchestrator.client.api_key_var names {variable!r}, which is not set; export it or "
+            f"remove the key"
         )
     return os.environ[variable]
 

@@ -1,4 +1,4 @@
-"""The policy watcher: takes each version that the trainer publishes to every replica, and only then counts it."""
+"""The policy watcher: takes each published version to every replica, and only then counts it."""
 
 import asyncio
 import logging
@@ -18,9 +18,9 @@ POLL_SECONDS = 0.05
 class PolicyWatcher:
     """Versions in order, one update at a time, never backwards.
 
-    `version` is the newest one that every replica has acknowledged. A newer version may overtake one that nobody
-    applied yet, but not one that `must_stop` at: `on_version` runs after each advance, and the next update waits for it
-    (an evaluation sees one version from its first to its last token).
+    `version` is the newest one that every replica has acknowledged. A newer version may overtake one that
+    nobody applied yet, but not one that `must_stop` at: `on_version` runs after each advance, and the next
+    update waits for it (an evaluation sees one version from its first to its last token).
 
     Args:
         update_timeout: deadline of one update of one replica, in seconds.
@@ -64,7 +64,7 @@ class PolicyWatcher:
             group.create_task(self._heal())
 
     async def wait_for(self, version: int, timeout: float) -> None:
-        """Return once every replica serves `version` or a later one. Raises `TimeoutError` at the deadline."""
+        """Return once every replica serves `version` or a later one; `TimeoutError` at the deadline."""
         await self._wait(lambda: self.version >= version, f"policy v{version}", timeout)
 
     async def wait_visited(self, version: int) -> None:
@@ -78,9 +78,9 @@ class PolicyWatcher:
                 await self._advanced.wait_for(ready)
         except TimeoutError:
             raise TimeoutError(
-                f"waited {timeout:g} s for {what}; the replicas serve v{self.version} and the newest published weights "
-                f"are v{max(self.run_folder.published('weights'), default=0)}; look at the trainer's log, or raise "
-                f"orchestrator.policy_timeout"
+                f"waited {timeout:g} s for {what}; the replicas serve v{self.version} and the newest "
+                f"published weights are v{max(self.run_folder.published('weights'), default=0)}; look at the "
+                f"trainer's log, or raise orchestrator.policy_timeout"
             ) from None
 
     async def _follow(self) -> None:
@@ -108,12 +108,12 @@ class PolicyWatcher:
     async def _apply(self, version: int) -> None:
         path = self.run_folder.weights(version)
         async with self._lock:
-            updates = (
-                self.replicas.update(each, path, version, self.update_timeout) for each in self.replicas.all
+            await asyncio.gather(
+                *(
+                    self.replicas.update(each, path, version, self.update_timeout)
+                    for each in self.replicas.all
+                )
             )
-            async with asyncio.TaskGroup() as group:
-                for update in updates:
-                    group.create_task(update)
             self._applied = version
 
     async def _announce(self, version: int) -> None:
@@ -128,11 +128,11 @@ class PolicyWatcher:
             self._advanced.notify_all()
 
     def _forget(self) -> None:
-        """Remove weights that nothing needs any more: older ones, except those that a checkpoint resumes from."""
+        """Remove older weights, except those that a checkpoint resumes from."""
         forget_weights_before(self.run_folder, self.version, keep=self.run_folder.published("checkpoints"))
 
     async def _heal(self) -> None:
-        """A replica that restarted lost its weights; it gets the current version before it takes requests again."""
+        """A replica that restarted gets the current version before it takes requests again."""
         while True:
             while down := self.replicas.down:
                 await self.replicas.wait_healthy(down[0], self.restart_timeout)

@@ -1,4 +1,4 @@
-"""Readable rollouts: every episode as one JSON line, with exact floats and the policy version of every token."""
+"""Readable rollouts: an episode a JSON line, with exact floats and the policy version of every token."""
 
 import asyncio
 from collections.abc import Iterable
@@ -16,8 +16,9 @@ def episode_record(
 ) -> dict[str, Any]:
     """An episode whole, as verifiers records it, and under `braid` what the run knows of it.
 
-    The nodes of each trace carry its token-level streams (`token_ids`, `mask`, `logprobs`, `advantages`, ...).
-    `braid.versions` has, by trace id, one list a model call, of `[policy version, tokens]` spans in order.
+    The nodes of each trace carry its token-level streams (`token_ids`, `mask`, `logprobs`, `advantages`,
+    ...). `braid.versions` has, by trace id, one list a model call, of `[policy version, tokens]` spans in
+    order.
     """
     record = finished.episode.to_record(float_decimals=None)
     record["braid"] = {

@@ -52,7 +52,7 @@ class Replica:
     url: str
     """Address without a trailing `/v1`."""
     state: Literal["open", "updating", "down"] = "down"
-    """`open`: takes requests. `updating`: its weights change. `down`: it restarts, and its weights are unknown."""
+    """`open`: takes requests. `updating`: its weights change. `down`: it restarts with unknown weights."""
     version: int | None = None
     """Policy version that it acknowledged; None for a frozen model."""
     load: int = 0
@@ -84,7 +84,8 @@ class Replicas:
     async def connect(self, timeout: float, version: int = 0) -> None:
         """Wait until every server answers. Raises `ReplicaError` at the deadline.
 
-        A server of v0 or of a frozen model takes requests at once; with a later `version` it waits for its weights.
+        A server of v0 or of a frozen model takes requests at once; with a later `version` it waits for its
+        weights.
         """
         # limit=0: a busy run has hundreds of calls in flight, and a pool limit would queue them out of sight
         connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
@@ -115,8 +116,8 @@ class Replicas:
                 seen = describe(error)
             if not await backoff.sleep():
                 raise ReplicaError(
-                    f"the inference server at {replica.url} was not ready within {timeout:g} s (last seen: {seen}); look "
-                    f"at its log, or raise orchestrator.client.startup_timeout"
+                    f"the inference server at {replica.url} was not ready within {timeout:g} s (last seen: "
+                    f"{seen}); look at its log, or raise orchestrator.client.startup_timeout"
                 )
 
     async def get_json(self, replica: Replica, path: str) -> Any:
@@ -140,7 +141,7 @@ class Replicas:
         self._changed = asyncio.Event()
 
     def lost(self, replica: Replica, reason: str) -> None:
-        """A live replica refused connections or came back with other weights: it gets the current version first."""
+        """A live replica refused connections or lost its weights: it gets the current version first."""
         if self.live and replica.state == "open":
             logger.warning("inference server %s is down: %s", replica.url, reason)
             self.set_state(replica, "down", reason)
@@ -156,8 +157,8 @@ class Replicas:
     async def choose(self, session: Session | None, timeout: float) -> Replica:
         """The session's replica, or the one with least load; waits while it takes no requests.
 
-        A session keeps its replica, where its prefix is cached, through weight updates; it leaves one that is down.
-        Raises `TimeoutError` with what it waited for.
+        A session keeps its replica, where its prefix is cached, through weight updates; it leaves one that is
+        down. Raises `TimeoutError` with what it waited for.
         """
         backoff = Backoff(timeout)
         self.waiting += 1
@@ -170,7 +171,8 @@ class Replicas:
                     await asyncio.wait_for(self.changed(), max(0.0, backoff.remaining))
                 except TimeoutError:
                     raise TimeoutError(
-                        f"no inference server for {timeout:.0f} s: {replica.url} is {replica.state} ({replica.reason})"
+                        f"no inference server for {timeout:.0f} s: {replica.url} is {replica.state} "
+                        f"({replica.reason})"
                     ) from None
         finally:
             self.waiting -= 1
@@ -189,8 +191,8 @@ class Replicas:
     async def update(self, replica: Replica, path: Path, version: int, timeout: float) -> None:
         """Give a replica the weights of `version` and let requests through once it has acknowledged them.
 
-        A replica that restarts meanwhile is asked again. Raises `ReplicaError` when it refuses, acknowledges another
-        version, or does not answer within `timeout` seconds.
+        A replica that restarts meanwhile is asked again. Raises `ReplicaError` when it refuses, acknowledges
+        another version, or does not answer within `timeout` seconds.
         """
         self.set_state(replica, "updating", f"weights of v{version}")
         backoff, seen = Backoff(timeout), "nothing"
@@ -211,8 +213,8 @@ class Replicas:
                 seen = describe(error)
             if not await backoff.sleep():
                 raise ReplicaError(
-                    f"{replica.url} did not take the weights of v{version} ({path}) within {timeout:g} s (last seen: "
-                    f"{seen}); look at its log, or raise orchestrator.gateway.update_timeout"
+                    f"{replica.url} did not take the weights of v{version} ({path}) within {timeout:g} s "
+                    f"(last seen: {seen}); look at its log, or raise orchestrator.gateway.update_timeout"
                 )
         self._acknowledge(replica, version, answer)
 

@@ -1,4 +1,4 @@
-"""What the gateway reads and rewrites in requests and answers. Everything else passes through as raw bytes."""
+"""What the gateway reads and rewrites in requests and answers; all else passes through as raw bytes."""
 
 from typing import Any
 
@@ -18,8 +18,13 @@ OFF: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
 }
-"""Sampling parameters that bend the distribution, and their values that leave it alone. The trainer recomputes plain
-softmax log-probs at one temperature, so a training session may not set them to anything else."""
+"""Sampling parameters that bend the distribution, and their values that leave it alone. The trainer
+recomputes plain softmax log-probs at one temperature, so a training session may not set them to anything
+else."""
+
+
+UNUSED = ("routed_experts_prompt_start",)
+"""Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
 
 
 class RequestError(ValueError):
@@ -53,22 +58,22 @@ class Request:
         for name, harmless in OFF.items():
             if (value := self.sampling.get(name)) not in harmless:
                 raise RequestError(
-                    f"{name}={value!r} cannot be used in training: it changes the distribution that tokens are drawn "
-                    f"from, and the trainer computes log-probs of the whole vocabulary; remove it from the "
-                    f"environment's sampling (evaluations may use it)"
+                    f"{name}={value!r} cannot be used in training: it changes the distribution that tokens "
+                    f"are drawn from, and the trainer computes log-probs of the whole vocabulary; remove it "
+                    f"from the environment's sampling (evaluations may use it)"
                 )
         temperature = self.sampling.get("temperature", 1.0)
         if temperature != session.temperature:
             raise RequestError(
-                f"temperature={temperature!r} differs from the {session.temperature!r} at which the trainer will "
-                f"compute log-probs; set the source's sampling.temperature instead"
+                f"temperature={temperature!r} differs from the {session.temperature!r} at which the trainer "
+                f"will compute log-probs; set the source's sampling.temperature instead"
             )
 
     def limit(self, context: int | None) -> None:
         """Nothing to cap where the server renders the prompt itself."""
 
     def encode(self, seed: int | None, salt: str | None) -> bytes:
-        """The body to forward. `seed` replaces the request's own; `salt` keeps prefix caches of policies apart."""
+        """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart."""
         fields = self._seeded(seed) if seed is not None else dict(self.fields)
         if salt is not None:
             fields["cache_salt"] = _raw(salt)
@@ -83,7 +88,8 @@ class GenerateRequest(Request):
 
     def _sampling(self) -> dict[str, Any]:
         self.prompt_length = len(msgspec.json.decode(self.fields.get("token_ids", b"[]"), type=list[int]))
-        return msgspec.json.decode(self.fields.get("sampling_params", b"{}"), type=dict[str, Any])
+        params = msgspec.json.decode(self.fields.get("sampling_params", b"{}"), type=dict[str, Any])
+        return {name: value for name, value in params.items() if name not in UNUSED}
 
     def limit(self, context: int | None) -> None:
         """Cap `max_tokens` by the room that the prompt leaves; refuse a prompt that leaves none."""
@@ -92,8 +98,8 @@ class GenerateRequest(Request):
         room = context - self.prompt_length
         if room < 1:
             raise RequestError(
-                f"the prompt of {self.prompt_length} tokens leaves no room for an answer in the maximum context length "
-                f"of {context} tokens"
+                f"the prompt of {self.prompt_length} tokens leaves no room for an answer in the maximum "
+                f"context length of {context} tokens"
             )
         wanted = self.sampling.get("max_tokens")
         self.sampling["max_tokens"] = room if wanted is None else min(wanted, room)

@@ -1,7 +1,7 @@
 """Sessions: the model calls of one trace, with the seed and the policy version of each.
 
-verifiers names a trace by a random id. The run names it by a key that says which group, episode, agent and attempt it
-is, so that seeds repeat when the run repeats.
+verifiers names a trace by a random id. The run names it by a key that says which group, episode, agent and
+attempt it is, so that seeds repeat when the run repeats.
 """
 
 import hashlib
@@ -48,6 +48,6 @@ class Session:
 
 
 def derive_seed(seed: int, *path: str | int) -> int:
-    """A seed in [0, 2**63) that depends on the run's seed and on every part of `path`, and on nothing else."""
+    """A seed in [0, 2**63) that depends on the run's seed and on every part of `path`, on nothing else."""
     text = "/".join([str(seed), *map(str, path)])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest()) >> 1

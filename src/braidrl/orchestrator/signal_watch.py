@@ -14,7 +14,7 @@ class NoSignalError(RuntimeError):
 
 
 class SignalWatch:
-    """Counts consecutive groups without signal in episodes; the run ends after `max_batches * batch_size` of them."""
+    """Counts groups without signal in a row; the run ends after `max_batches * batch_size` episodes."""
 
     def __init__(self, batch_size: int, max_batches: int) -> None:
         self.batch_size = batch_size
@@ -45,8 +45,8 @@ class SignalWatch:
         self.groups[outcome] += 1
         if self.episodes >= self.limit:
             raise NoSignalError(
-                f"{self.explain()}. The run stops after {self.limit // self.batch_size} batches' worth of such groups "
-                f"(orchestrator.max_empty_batches)"
+                f"{self.explain()}. The run stops after {self.limit // self.batch_size} batches' worth of "
+                f"such groups (orchestrator.max_empty_batches)"
             )
         if self.episodes // self.batch_size > before:
             logger.warning("%s", self.explain())
@@ -55,8 +55,9 @@ class SignalWatch:
         """What is known about the groups since the last one with signal."""
         total = sum(self.groups.values())
         parts = [
-            f"no signal in {total} groups ({self.episodes} episodes) in a row: {self.groups['no_signal'] / total:.0%} "
-            f"had equal rewards, {self.groups['too_few'] / total:.0%} too few episodes without error"
+            f"no signal in {total} groups ({self.episodes} episodes) in a row: "
+            f"{self.groups['no_signal'] / total:.0%} had equal rewards, {self.groups['too_few'] / total:.0%} "
+            f"too few episodes without error"
         ]
         if self.errors:
             errors = "; ".join(f"{count} x {error}" for error, count in self.errors.most_common(SHOWN_ERRORS))

@@ -1,4 +1,4 @@
-"""The sink: episodes in, batches out. Groups are assembled by id, scored, flattened, and filtered for signal."""
+"""The sink: episodes in, batches out. Groups are assembled by id, scored, flattened, filtered for signal."""
 
 import logging
 from dataclasses import dataclass
@@ -45,9 +45,9 @@ class Batch:
 class Sink:
     """Collects batches of `batch_size` training traces in dispatch order.
 
-    A trace counts when it is eligible (`ineligibility`) and, with `constant_trainer_batch_size`, carries signal;
-    without, traces that carry none count as well and leave a smaller batch. What is left over waits for the next batch
-    as long as it is not older than `max_off_policy_steps`.
+    A trace counts when it is eligible (`ineligibility`) and, with `constant_trainer_batch_size`, carries
+    signal; without, traces that carry none count as well and leave a smaller batch. What is left over waits
+    for the next batch as long as it is not older than `max_off_policy_steps`.
 
     Args:
         shipped: batches that were shipped before (a resumed run).
@@ -72,7 +72,8 @@ class Sink:
 
     def room(self, version: int) -> int:
         """Training traces that may be buffered or in flight while the policy is `version`."""
-        return (version + 1 + self.max_staleness - self.shipped) * self.config.batch_size
+        last = min(version + 1 + self.max_staleness, self.config.max_steps)
+        return (last - self.shipped) * self.config.batch_size
 
     # -- episodes in
 
@@ -124,8 +125,8 @@ class Sink:
         except Exception as error:
             algorithm = type(group.env.algorithm).__name__
             raise RuntimeError(
-                f"{algorithm}.score_group failed on group {group.id}: {type(error).__name__}: {error}; the run stops, "
-                f"because without credit the group would train nothing and nobody would notice"
+                f"{algorithm}.score_group failed on group {group.id}: {type(error).__name__}: {error}; the "
+                f"run stops, because without credit the group would train nothing and nobody would notice"
             ) from error
 
     def _flatten(self, group: Group) -> list[ReadyTrace]:
@@ -154,7 +155,7 @@ class Sink:
     # -- batches out
 
     def take(self, step: int) -> Batch | None:
-        """The batch of `step`, when it is full. One without any signal is not shipped, and collecting goes on."""
+        """The batch of `step` when it is full; one without any signal is skipped, and collecting goes on."""
         size = self.config.batch_size
         while len(self.ready) >= size:
             self.ready.sort(key=lambda trace: trace.group.index)
@@ -169,7 +170,7 @@ class Sink:
         return None
 
     def drop_stale(self, step: int) -> list[Group]:
-        """Drop what is too old for the batch of `step`; returns the groups of which nothing trained or will."""
+        """Drop what is too old for the batch of `step`; returns the groups of which nothing will train."""
         stale = [trace for trace in self.ready if trace.staleness(step) > self.max_staleness]
         if not stale:
             return []

@@ -51,8 +51,8 @@ class StandardSampler(TaskSampler):
         task = next(self._stream, None)
         if task is None:
             raise ValueError(
-                f"taskset {self.taskset.config.id!r} says that it is infinite but ended after {self.cursor} tasks; "
-                f"set INFINITE = False on its class"
+                f"taskset {self.taskset.config.id!r} says that it is infinite but ended after {self.cursor} "
+                f"tasks; set INFINITE = False on its class"
             )
         self.cursor += 1
         return task

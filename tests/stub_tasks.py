@@ -1,0 +1,54 @@
+"""A taskset whose rewards go wrong in every way that tests need."""
+
+import asyncio
+import math
+from collections.abc import Iterator
+from typing import Literal
+
+import verifiers.v1 as vf
+
+__all__ = ["StubConfig", "StubData", "StubTask", "StubTaskset"]
+
+Behaviour = Literal["letters", "constant", "raises", "endless", "nan", "outage"]
+
+
+class StubConfig(vf.TasksetConfig):
+    num_tasks: int = 8
+    behaviour: Behaviour = "letters"
+    slow_tasks: tuple[int, ...] = ()
+    """Positions of tasks whose scoring takes `seconds`."""
+    seconds: float = 0.0
+
+
+class StubData(vf.TaskData):
+    behaviour: Behaviour
+    seconds: float
+
+
+class StubTask(vf.Task[StubData]):
+    @vf.reward
+    async def letters(self, trace: vf.Trace) -> float:
+        """Share of letters of the reply before `n`, or what the behaviour says."""
+        await asyncio.sleep(self.data.seconds)
+        reply = trace.last_reply
+        score = sum(letter < "n" for letter in reply) / max(1, len(reply))
+        match self.data.behaviour:
+            case "constant":
+                return 0.5
+            case "raises":
+                raise RuntimeError("the judge is out of order")
+            case "endless":
+                await asyncio.Event().wait()
+            case "nan":
+                return math.nan if score < 0.5 else score
+            case "outage" if score < 0.4:
+                raise RuntimeError("the judge did not answer")
+        return score
+
+
+class StubTaskset(vf.Taskset[StubTask, StubConfig]):
+    def load(self) -> Iterator[StubTask]:
+        for index in range(self.config.num_tasks):
+            seconds = self.config.seconds if index in self.config.slow_tasks else 0.0
+            data = StubData(prompt=f"task {index}", behaviour=self.config.behaviour, seconds=seconds)
+            yield StubTask(data, self.config.task)
