@@ -32,10 +32,10 @@ def main(args: list[str]) -> int:
 
 def resolve(config: RLConfig) -> RLConfig:
     """Check the environment blocks against verifiers and fill in what the processes need of each other."""
-    from braidrl.configs.environment import resolve_sources
+    from braidrl.configs.resolve import resolve_environments
 
     config = config.model_copy(deep=True)
-    resolve_sources(config.orchestrator)
+    resolve_environments(config.orchestrator, "orchestrator.")
     if "port" not in config.inference.model_fields_set:
         config.inference.port = free_port(config.inference.host)
     if "base_url" not in config.orchestrator.client.model_fields_set:

@@ -1,0 +1,25 @@
+"""The last step of a configuration: environment blocks checked by verifiers, sources named."""
+
+from braidrl.configs.environment import resolve_env
+from braidrl.configs.errors import ConfigError
+from braidrl.configs.orchestrator import EvalSourceConfig, OrchestratorConfig, TrainSourceConfig
+
+
+def resolve_environments(config: OrchestratorConfig, prefix: str = "") -> None:
+    """Replace every environment block of `config`, in place, by its checked and complete form, and name the sources.
+
+    `prefix` leads the paths in errors (`orchestrator.` in a run's config). Imports verifiers. Raises `ConfigError`.
+    """
+    _resolve(config.train.source, f"{prefix}train.source")
+    _resolve(config.eval.source, f"{prefix}eval.source")
+
+
+def _resolve(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: str) -> None:
+    taken: dict[str, int] = {}
+    for index, source in enumerate(sources):
+        env = resolve_env(source.env, f"{path}[{index}].env")
+        source.env = env.model_dump(mode="json", exclude_none=True)
+        source.name = source.name or env.env_id
+        if source.name in taken:
+            raise ConfigError(f"{path}[{index}].name", f"{source.name!r} names source {taken[source.name]} already; give each source a name of its own")
+        taken[source.name] = index

@@ -1,0 +1,92 @@
+"""Live progress of a run: a bar on a terminal, one line a step elsewhere. Reads the run folder only."""
+
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+
+from braidrl.utils.run_folder import RunFolder
+
+SHOWN = (
+    ("orchestrator", "reward/mean", "reward {:.3f}"),
+    ("trainer", "loss", "loss {:+.4f}"),
+    ("trainer", "mismatch_kl", "KL {:.1e}"),
+    ("orchestrator", "staleness/mean", "stale {:.1f}"),
+    ("trainer", "tokens_per_second", "{:.0f} tok/s"),
+)
+"""Metrics of a progress line: process, name, format."""
+
+
+class Progress:
+    """Follows `metrics/*.jsonl` of a run. Use as a context; call `update` now and then."""
+
+    def __init__(self, run: RunFolder, max_steps: int, console: Console | None = None) -> None:
+        self.console = console or Console()
+        self.max_steps = max_steps
+        self.followers = {name: Follower(run.metrics(name)) for name in ("trainer", "orchestrator")}
+        self.rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.followers}
+        self.shown = 0
+        self.started = time.monotonic()
+        self.bar = Bar(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[line]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=self.console,
+        )
+        self.task = self.bar.add_task("run", total=max_steps, line="starting")
+
+    def __enter__(self) -> Self:
+        if self.console.is_terminal:
+            self.bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.console.is_terminal:
+            self.bar.stop()
+
+    def update(self) -> None:
+        """Show the steps that both processes have reported since the last call."""
+        for name, follower in self.followers.items():
+            for row in follower.read():
+                self.rows[name][row["step"]] = row
+        done = self.rows["trainer"].keys() & self.rows["orchestrator"].keys()
+        for step in sorted(step for step in done if step > self.shown):
+            self.shown = step
+            self._show(step)
+
+    def _show(self, step: int) -> None:
+        rows = {name: rows[step] for name, rows in self.rows.items()}
+        line = "  ".join(text.format(rows[name][key]) for name, key, text in SHOWN if rows[name].get(key) is not None)
+        if self.console.is_terminal:
+            self.bar.update(self.task, completed=step, line=line)
+            return
+        steps = len(self.rows["trainer"])
+        left = (time.monotonic() - self.started) / steps * (self.max_steps - step)
+        self.console.print(f"step {step}/{self.max_steps}  {line}  {left:.0f} s left", highlight=False, soft_wrap=True)
+
+
+class Follower:
+    """Reads the complete lines that were appended to a JSONL file since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.offset = 0
+
+    def read(self) -> list[dict[str, Any]]:
+        """New rows; a line that is not finished yet waits for the next call."""
+        if not self.path.is_file():
+            return []
+        with self.path.open("rb") as file:
+            file.seek(self.offset)
+            data = file.read()
+        complete = data[: data.rfind(b"\n") + 1]
+        self.offset += len(complete)
+        return [msgspec.json.decode(line) for line in complete.splitlines()]
