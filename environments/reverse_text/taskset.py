@@ -35,6 +35,8 @@ class ReverseTextConfig(vf.TasksetConfig):
     belongs."""
     prompt: str = "{text}"
     """The user message; `{text}` stands for the text."""
+    demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
+    """Share of demonstrations that are right; in the others the demonstrator copies the text as it is."""
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
@@ -59,7 +61,7 @@ class ReverseTextData(vf.TaskData):
     answer: str
     """The text backwards."""
     demonstration: str
-    """The reply of an expert, for supervised training."""
+    """The demonstrator's reply, for supervised training."""
 
 
 class ReverseTextTask(vf.Task[ReverseTextData]):
@@ -80,12 +82,14 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
     """Random texts over an alphabet, each to be written backwards."""
 
     def load(self) -> Iterator[ReverseTextTask]:
+        demonstrator = random.Random(self.config.seed + 1)
         for text in self._texts():
+            right = demonstrator.random() < self.config.demonstrator_accuracy
             data = ReverseTextData(
                 prompt=self.config.prompt.replace("{text}", text),
                 text=text,
                 answer=text[::-1],
-                demonstration=text[::-1],
+                demonstration=text[::-1] if right else text,
             )
             yield ReverseTextTask(data, self.config.task)
 

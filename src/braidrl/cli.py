@@ -9,7 +9,6 @@ COMMANDS = {
     "quickstart": "Make a tiny model and watch it learn: warm-up, reinforcement learning, before and after",
     "rl": "Reinforcement learning: inference, orchestrator and trainer, launched and supervised",
     "sft": "Supervised fine-tuning on demonstrations",
-    "eval": "Evaluate a model on verifiers environments",
     "inference": "Serve a model (one of the three processes of `braid rl`)",
     "orchestrator": "Run environments and ship batches (one of the three processes)",
     "trainer": "Take optimizer steps (one of the three processes)",

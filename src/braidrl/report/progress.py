@@ -24,10 +24,19 @@ SHOWN = (
 class Progress:
     """Follows `metrics/*.jsonl` of a run. Use as a context; call `update` now and then."""
 
-    def __init__(self, run: RunFolder, max_steps: int, console: Console | None = None) -> None:
+    def __init__(
+        self,
+        run: RunFolder,
+        max_steps: int,
+        processes: tuple[str, ...] = ("trainer", "orchestrator"),
+        console: Console | None = None,
+        every: int = 1,
+    ) -> None:
+        """`processes` must all have reported a step before it is shown; without a terminal, `every` n-th is."""
         self.console = console or Console()
         self.max_steps = max_steps
-        self.followers = {name: Follower(run.metrics(name)) for name in ("trainer", "orchestrator")}
+        self.every = every
+        self.followers = {name: Follower(run.metrics(name)) for name in processes}
         self.rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.followers}
         self.shown = 0
         self.started = time.monotonic()
@@ -57,16 +66,19 @@ class Progress:
         for name, follower in self.followers.items():
             for row in follower.read():
                 self.rows[name][row["step"]] = row
-        done = self.rows["trainer"].keys() & self.rows["orchestrator"].keys()
+        done = set.intersection(*(set(rows) for rows in self.rows.values()))
         for step in sorted(step for step in done if step > self.shown):
             self.shown = step
             self._show(step)
 
     def _show(self, step: int) -> None:
         rows = {name: rows[step] for name, rows in self.rows.items()}
-        line = "  ".join(text.format(rows[name][key]) for name, key, text in SHOWN if rows[name].get(key) is not None)
+        values = [(rows.get(name, {}).get(key), text) for name, key, text in SHOWN]
+        line = "  ".join(text.format(value) for value, text in values if value is not None)
         if self.console.is_terminal:
             self.bar.update(self.task, completed=step, line=line)
+            return
+        if step % self.every and step != self.max_steps:
             return
         steps = len(self.rows["trainer"])
         left = (time.monotonic() - self.started) / steps * (self.max_steps - step)
