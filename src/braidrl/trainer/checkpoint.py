@@ -10,6 +10,7 @@ Shards are saved whole, so that a run may resume on another number of processes.
 
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -58,7 +59,7 @@ def load_checkpoint(
         )
     parameters = dict(model.named_parameters())
     with safe_open(folder / MODEL, "pt") as file, torch.no_grad():
-        _check_names(folder / MODEL, set(file.keys()), set(parameters))
+        _check_shapes(folder / MODEL, file, parameters)
         for name, parameter in parameters.items():
             parameter.copy_(sharded_like(file.get_tensor(name), parameter))
     with safe_open(folder / OPTIMIZER, "pt") as file:
@@ -110,9 +111,10 @@ def _gather_rng(parallel: Parallel) -> dict[str, torch.Tensor]:
     if parallel.device.type == "cuda":
         states["cuda"] = torch.cuda.get_rng_state(parallel.device)
     for name, state in states.items():
-        rows = [state.to(parallel.device) for _ in range(parallel.world_size)]
+        rows = [state.to(parallel.device)]
         if parallel.world_size > 1:
-            dist.all_gather(rows, state.to(parallel.device))
+            mine, rows = rows[0], [torch.empty_like(rows[0]) for _ in range(parallel.world_size)]
+            dist.all_gather(rows, mine)
         states[name] = torch.stack(rows).cpu()
     return states
 
@@ -121,14 +123,24 @@ def _restore_rng(states: dict[str, torch.Tensor], parallel: Parallel) -> None:
     """Restore this process's random state; a process that the saved run did not have keeps its own."""
     if parallel.rank >= len(states["cpu"]):
         return
-    torch.set_rng_state(states["cpu"][parallel.rank])
+    # torch reads a generator's state from the start of its storage, so a row must be a copy
+    torch.set_rng_state(states["cpu"][parallel.rank].clone())
     if "cuda" in states and parallel.device.type == "cuda":
-        torch.cuda.set_rng_state(states["cuda"][parallel.rank], parallel.device)
+        torch.cuda.set_rng_state(states["cuda"][parallel.rank].clone(), parallel.device)
 
 
-def _check_names(path: Path, saved: set[str], required: set[str]) -> None:
+def _check_shapes(path: Path, file: Any, parameters: dict[str, nn.Parameter]) -> None:
+    remedy = "resume with the model.path that the run was started with"
+    saved, required = set(file.keys()), set(parameters)
     if saved != required:
         raise ValueError(
-            f"{path} belongs to another model: missing {sorted(required - saved)[:3]}, unknown "
-            f"{sorted(saved - required)[:3]}; resume with the model.path that the run was started with"
+            f"{path} belongs to another model: missing {sorted(required - saved)[:3]}, "
+            f"unknown {sorted(saved - required)[:3]}; {remedy}"
         )
+    for name, parameter in parameters.items():
+        shape = file.get_slice(name).get_shape()
+        if shape != list(parameter.shape):
+            raise ValueError(
+                f"{path} belongs to another model: {name} has shape {shape}, required is "
+                f"{list(parameter.shape)}; {remedy}"
+            )

@@ -43,7 +43,9 @@ class Policy(nn.Module):
         self.compute_dtype = compute_dtype
 
     def forward(self, micro: DeviceMicroBatch) -> TokenOutputs:
-        return token_logprobs(self.model, micro, self.compute_dtype)
+        outputs = token_logprobs(self.model, micro, self.compute_dtype)
+        # sharding hooks into what a module returns, which must not be a view
+        return TokenOutputs(outputs.logprobs.clone(), outputs.entropy.clone())
 
 
 @dataclass(eq=False)

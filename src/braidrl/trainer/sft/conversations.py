@@ -29,7 +29,9 @@ def load_conversations(config: SFTDataConfig) -> Iterable[Conversation]:
     Raises `FileNotFoundError` without the file and `ValueError` for a line or a task that is no conversation.
     """
     if config.path is not None:
-        return list(_from_jsonl(config.path))
+        if conversations := list(_from_jsonl(config.path)):
+            return conversations
+        raise ValueError(f"data.path {config.path} holds no conversation; add one a line")
     assert config.taskset is not None
     return _from_taskset(config.taskset, config.demo_key)
 

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache
 from itertools import count, islice
 
 import numpy as np
-from renderers import Renderer
+from renderers import Message, Renderer
 
 from braidrl.configs.sft import SFTConfig
 from braidrl.trainer.sft.conversations import Conversation, load_conversations
@@ -92,19 +93,34 @@ def _attribute(renderer: Renderer, conversation: Conversation) -> tuple[list[int
     """Token ids, and which of them the assistant produces."""
     messages = conversation.messages
     rendered = renderer.render(messages, tools=conversation.tools)
-    token_ids = rendered.token_ids
+    token_ids, owners = rendered.token_ids, rendered.message_indices
     if len(rendered.sampled_mask) != len(token_ids):
         return token_ids, _attribute_by_prefix(renderer, conversation, token_ids)
     learnt = [
-        sampled and index >= 0 and messages[index]["role"] == "assistant"
-        for sampled, index in zip(rendered.sampled_mask, rendered.message_indices, strict=True)
+        sampled and owner >= 0 and messages[owner]["role"] == "assistant"
+        for sampled, owner in zip(rendered.sampled_mask, owners, strict=True)
     ]
+    # what a generation prompt prefills (a header, closed thoughts) is not sampled, whatever a renderer says
+    header = _generation_header(renderer)
+    starts = (index for index, (last, owner) in enumerate(zip([-1, *owners], owners)) if owner != last)
+    for start in starts:
+        if token_ids[start : start + len(header)] == header:
+            learnt[start : start + len(header)] = [False] * len(header)
     stops = renderer.get_stop_token_ids()
-    last = max((index for index, learn in enumerate(learnt) if learn), default=-1)
-    if messages[-1]["role"] == "assistant" and token_ids[last] not in stops:
+    final = max((index for index, learn in enumerate(learnt) if learn), default=-1)
+    if messages[-1]["role"] == "assistant" and token_ids[final] not in stops:
         # in some layouts it is the next message that ends a turn; the last turn has none
         return [*token_ids, stops[0]], [*learnt, True]
     return token_ids, learnt
+
+
+@cache
+def _generation_header(renderer: Renderer) -> list[int]:
+    """The tokens that prompt for a turn of the assistant, as far as they follow the conversation."""
+    messages: list[Message] = [{"role": "user", "content": "?"}]
+    before = renderer.render_ids(messages)
+    prompt = renderer.render_ids(messages, add_generation_prompt=True)
+    return prompt[len(before) :] if prompt[: len(before)] == before else []
 
 
 def _attribute_by_prefix(renderer: Renderer, conversation: Conversation, token_ids: list[int]) -> list[bool]:
