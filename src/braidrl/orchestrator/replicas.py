@@ -168,7 +168,9 @@ class Replicas:
                 if replica.state == "open":
                     return replica
                 try:
-                    await asyncio.wait_for(self.changed(), max(0.0, backoff.remaining))
+                    # not wait_for, whose task would start to listen only after a change could have passed
+                    async with asyncio.timeout(max(0.0, backoff.remaining)):
+                        await self.changed()
                 except TimeoutError:
                     raise TimeoutError(
                         f"no inference server for {timeout:.0f} s: {replica.url} is {replica.state} "
