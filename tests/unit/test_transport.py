@@ -99,6 +99,7 @@ def test_weights_appear_whole_or_not_at_all_and_never_change(run: RunFolder) -> 
 def test_only_weights_older_than_the_acknowledged_version_are_forgotten(run: RunFolder) -> None:
     for version in (1, 2, 3):
         publish_weights(run, version, lambda folder: (folder / "model").write_text("weights"))
+    assert forget_weights_before(run, 2, keep=[1]) == []
     assert forget_weights_before(run, 2) == [1]
     assert forget_weights_before(run, 99) == [2]
     assert run.published("weights") == [3]

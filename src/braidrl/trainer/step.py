@@ -5,10 +5,12 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.packing import MicroBatch, Normalisers, pack
@@ -59,11 +61,12 @@ class Learner:
     parallel: Parallel
 
     @classmethod
-    def load(cls, config: TrainerConfig, parallel: Parallel) -> "Learner":
+    def load(cls, config: TrainerConfig, parallel: Parallel) -> Self:
         """The base model (`config.model`) with a fresh optimizer, sharded over the processes."""
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
+        disable_progress_bar()  # one a published version would fill the log
         model = load_model(config.model, parallel.device, longest_path=config.seq_len)
         if config.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
