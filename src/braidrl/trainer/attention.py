@@ -183,6 +183,8 @@ def forest_attention(
             "a packed row is a batch of one, without a key-value cache"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
+    # under autocast a norm between projection and attention leaves queries and keys in float32
+    query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type != "cpu":
         return _flex(query, key, value, forest, scale)
     return _ForestAttention.apply(query, key, value, forest, scale)
