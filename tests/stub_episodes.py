@@ -1,0 +1,33 @@
+"""Ended episodes, made by hand."""
+
+import verifiers.v1 as vf
+from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import AgentInfo, TraceTask
+
+from braidrl.orchestrator.envs import Finished
+
+SAMPLED = 3
+"""Tokens that each trace samples."""
+
+
+def make_episode(
+    task: vf.Task, reward: float | None, key: str, version: int = 0, logprobs: int = SAMPLED
+) -> Finished:
+    """An episode of one turn, sampled by policy `version`; a reward of None: scoring never ran."""
+    recorded = TraceTask(type="StubTask", data=task.data)
+    trace = vf.Trace(task=recorded, agent=AgentInfo(config=vf.AgentConfig()), ok=True, is_completed=True)
+    trace.rewards["score"] = None
+    if reward is not None:
+        trace.record_reward("score", reward)
+    prompt = MessageNode(message=vf.UserMessage(content=key), token_ids=[1, 2], mask=[False, False])
+    reply = MessageNode(
+        parent=0,
+        message=vf.AssistantMessage(content="reply"),
+        sampled=True,
+        token_ids=[5, 6, 7, 8],
+        mask=[False, True, True, True],
+        logprobs=[-1.0] * logprobs,
+    )
+    trace.nodes += [prompt, reply]
+    episode = vf.Episode(task=recorded, ok=True, traces=[trace])
+    return Finished(key, episode, {trace.id: [[(version, SAMPLED)]]}, 1.0)

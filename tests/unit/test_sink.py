@@ -1,0 +1,245 @@
+"""From ended episodes to batches: admission, credit, order, signal, staleness."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import verifiers.v1 as vf
+from verifiers.v1.trace import Error
+
+from braidrl.configs.orchestrator import GatewayConfig, OrchestratorConfig
+from braidrl.orchestrator.envs import Finished, TrainEnv
+from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.groups import Group
+from braidrl.orchestrator.signal_watch import NoSignalError
+from braidrl.orchestrator.sink import Batch, Sink
+from stub_episodes import SAMPLED, make_episode
+from stub_trainer import orchestrator_config
+
+
+def make_config(**settings: Any) -> OrchestratorConfig:
+    settings = {"batch_size": 4} | settings
+    return orchestrator_config(Path("model"), Path("run"), "http://127.0.0.1:9/v1", **settings)
+
+
+def make_env(config: OrchestratorConfig, group_size: int = 2) -> TrainEnv:
+    source = config.train.source[0].model_copy(update={"group_size": group_size})
+    return TrainEnv(source, config, Gateway(GatewayConfig(), {}, seed=0, context=64))
+
+
+def make_failure(task: vf.Task, key: str) -> Finished:
+    done = make_episode(task, 0.0, key)
+    done.episode.ok = False
+    done.episode.errors.append(Error(type="EnvError", message="it broke"))
+    return done
+
+
+async def fill(sink: Sink, group: Group, episodes: list[Finished]) -> None:
+    """Let a whole group end."""
+    for number, finished in enumerate(episodes):
+        finished.episode.group = vf.GroupInfo(id=group.id)
+        await sink.arrive(group, number, finished)
+    await sink.complete(group)
+
+
+async def add(sink: Sink, env: TrainEnv, index: int, rewards: list[float | None], version: int = 0) -> Group:
+    group = Group(index, env, env.curriculum.next_task())
+    episodes = [make_episode(group.task, r, f"{index}/{n}", version) for n, r in enumerate(rewards)]
+    await fill(sink, group, episodes)
+    return group
+
+
+def credits(batch: Batch) -> list[float]:
+    """The advantage of each sample's last token, in batch order."""
+    return [float(sample.advantages[-1]) for sample in batch.training_batch.samples]
+
+
+async def test_groups_are_formed_by_id_while_prompts_are_interleaved() -> None:
+    config = make_config(constant_trainer_batch_size=False)
+    sink, env = Sink(config), make_env(config)
+    a, b = (Group(index, env, env.curriculum.next_task()) for index in range(2))
+    for group, number, reward in ((a, 0, 1.0), (b, 0, 0.0), (a, 1, 1.0), (b, 1, 0.0)):
+        await sink.arrive(group, number, make_episode(group.task, reward, f"{group.id}/{number}"))
+        if group.complete:
+            await sink.complete(group)
+    credit = [node.advantages for group in (a, b) for e in group.episodes for node in e.traces[0].nodes[1:]]
+    assert credit == [[0.0] * SAMPLED] * 4
+
+
+async def test_batches_are_in_dispatch_order_and_the_rest_waits() -> None:
+    config = make_config(max_off_policy_steps=1)
+    sink, env = Sink(config), make_env(config)
+    for index in (2, 0):
+        await add(sink, env, index, [1.0, 0.0])
+    await add(sink, env, 1, [0.25, 0.0])
+    batch = sink.take(1)
+    assert batch is not None
+    assert credits(batch) == [0.5, -0.5, 0.125, -0.125]
+    assert [trace.group.index for trace in sink.ready] == [2, 2]
+    assert sink.take(2) is None
+    assert (sink.shipped, sink.buffered) == (1, 2)
+
+
+async def test_traces_without_signal_are_replaced_before_they_count() -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config)
+    await add(sink, env, 0, [1.0, 1.0])
+    await add(sink, env, 1, [1.0, 0.0])
+    assert sink.buffered == 2
+    await add(sink, env, 2, [0.0, 1.0])
+    batch = sink.take(1)
+    assert batch is not None
+    groups = [sample.group_id for sample in batch.training_batch.samples]
+    assert groups == ["stub-000001"] * 2 + ["stub-000002"] * 2
+
+
+async def test_or_they_leave_a_smaller_batch_and_an_empty_one_is_skipped() -> None:
+    config = make_config(constant_trainer_batch_size=False)
+    sink, env = Sink(config), make_env(config)
+    for index, rewards in enumerate(([1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0])):
+        await add(sink, env, index, rewards)
+    batch = sink.take(1)
+    assert batch is not None
+    assert len(batch.traces) == 4
+    assert [sample.group_id for sample in batch.training_batch.samples] == ["stub-000003"] * 2
+    assert sink.metrics.take()["batches/skipped"] == 1
+
+
+@pytest.mark.parametrize(("broken", "reason"), [(None, "no_reward"), (float("nan"), "nonfinite_reward")])
+async def test_a_missing_reward_excludes_its_trace_and_is_counted(broken: float | None, reason: str) -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config, group_size=3)
+    await add(sink, env, 0, [1.0, broken, 0.0])
+    assert [trace.samples[0].advantages[-1] for trace in sink.ready] == [0.5, -0.5]
+    assert sink.metrics.take()[f"refused/{reason}"] == 1
+
+
+@pytest.mark.parametrize("logprobs", [SAMPLED - 1, SAMPLED + 1])
+async def test_a_logprob_too_few_or_too_many_drops_its_trace(logprobs: int) -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config, group_size=3)
+    group = Group(0, env, env.curriculum.next_task())
+    episodes = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
+    odd = make_episode(group.task, 0.5, "0/2", logprobs=logprobs)
+    await fill(sink, group, [*episodes, odd])
+    kept = {trace.samples[0].trace_id for trace in sink.ready}
+    assert kept == {finished.episode.traces[0].id for finished in episodes}
+    assert sink.metrics.take()["refused/misaligned_logprobs"] == 1
+
+
+async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config, group_size=3)
+    group = Group(0, env, env.curriculum.next_task())
+    good = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
+    await fill(sink, group, [good[0], make_failure(group.task, "0/1"), good[1]])
+    assert [float(trace.samples[0].advantages[-1]) for trace in sink.ready] == [0.5, -0.5]
+    metrics = sink.metrics.take()
+    assert (metrics["episodes/done"], metrics["episodes/failed"]) == (3, 1)
+    assert sink.ended == [(group, "signal")]
+
+
+async def test_a_group_with_too_few_survivors_is_dropped_and_counted() -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config)
+    group = Group(0, env, env.curriculum.next_task())
+    await fill(sink, group, [make_episode(group.task, 1.0, "0/0"), make_failure(group.task, "0/1")])
+    assert sink.ready == []
+    assert sink.metrics.take()["groups/too_few"] == 1
+
+
+async def test_a_scoring_model_that_fails_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config)
+
+    async def unreachable(episode: vf.Episode) -> None:
+        raise ConnectionError("the teacher is away")
+
+    monkeypatch.setattr(env.algorithm, "score_episode", unreachable)
+    group = await add(sink, env, 0, [1.0, 0.0])
+    assert sink.ended == [(group, "too_few")]
+    assert [finished.error for finished in group.finished.values()] == [
+        "ConnectionError: scoring: the teacher is away"
+    ] * 2
+
+
+async def test_a_broken_algorithm_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config)
+
+    async def broken(episodes: list[vf.Episode]) -> None:
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(env.algorithm, "score_group", broken)
+    with pytest.raises(RuntimeError, match=r"GRPOAlgorithm\.score_group failed on group stub-000000.*mine"):
+        await add(sink, env, 0, [1.0, 0.0])
+
+
+async def test_staleness_counts_from_the_oldest_token() -> None:
+    config = make_config(max_off_policy_steps=2)
+    sink, env = Sink(config), make_env(config)
+    group = Group(0, env, env.curriculum.next_task())
+    episodes = [make_episode(group.task, reward, f"0/{reward}", version=2) for reward in (1.0, 0.0)]
+    trace_id = episodes[0].episode.traces[0].id
+    episodes[0].spans[trace_id] = [[(0, 1), (1, 1), (2, 1)]]  # two updates during one rollout
+    await fill(sink, group, episodes)
+    trace = sink.ready[0]
+    assert (trace.oldest, trace.newest) == (0, 2)
+    assert (trace.samples[0].version_start, trace.samples[0].version_end) == (0, 2)
+    assert trace.staleness(3) == 2
+    assert sink.drop_stale(3) == []
+    assert sink.drop_stale(4) == []  # its sibling is still young enough, so its task is not lost
+    assert [trace.oldest for trace in sink.ready] == [2]
+    assert sink.drop_stale(6) == [group]
+    assert sink.metrics.take()["traces/stale"] == 2
+
+
+async def test_a_used_group_is_not_returned_when_its_rest_gets_stale() -> None:
+    config = make_config(batch_size=6)
+    sink, env = Sink(config), make_env(config, group_size=4)
+    for index in range(2):
+        await add(sink, env, index, [1.0, 0.0, 0.5, 0.25])
+    assert sink.take(1) is not None
+    assert sink.buffered == 2
+    assert sink.drop_stale(2) == []
+    assert sink.buffered == 0
+
+
+@pytest.mark.parametrize(
+    ("bound", "version", "shipped", "room"),
+    [(0, 0, 0, 4), (0, 1, 1, 4), (1, 0, 1, 4), (2, 1, 1, 12), (1, 9, 9, 4)],
+)
+def test_room_follows_the_bound_and_ends_with_the_run(
+    bound: int, version: int, shipped: int, room: int
+) -> None:
+    sink = Sink(make_config(max_off_policy_steps=bound, max_steps=10))
+    sink.shipped = shipped
+    assert sink.room(version) == room
+
+
+async def test_silence_is_loud_and_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    config = make_config(max_empty_batches=2)
+    sink, env = Sink(config), make_env(config)
+    await add(sink, env, 0, [1.0, 1.0])
+    await add(sink, env, 1, [1.0, 0.0])  # signal: the count starts anew
+    for index in (2, 3, 4):
+        await add(sink, env, index, [1.0, 1.0])
+    assert ["no signal in 2 groups (4 episodes) in a row" in line for line in caplog.messages] == [True]
+    explanation = r"4 groups \(8 episodes\).*too easy, too hard, or constant.*2 batches' worth"
+    with pytest.raises(NoSignalError, match=explanation):
+        await add(sink, env, 5, [1.0, 1.0])
+
+
+async def test_metrics_of_a_step() -> None:
+    config = make_config()
+    sink, env = Sink(config), make_env(config)
+    await add(sink, env, 0, [1.0, 0.0])
+    await add(sink, env, 1, [1.0, 1.0])
+    metrics = sink.metrics.take()
+    assert metrics["reward/mean"] == metrics["reward/stub/mean"] == 0.75
+    assert metrics["reward/std"] == pytest.approx(np.std([1, 0, 1, 1]))
+    assert metrics["zero_signal"] == 0.5
+    assert metrics["tokens/mean"] == SAMPLED
+    assert metrics["episodes/done"] == 4
+    assert sink.metrics.take()["zero_signal"] == 0
