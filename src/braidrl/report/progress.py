@@ -39,7 +39,8 @@ class Progress:
         self.followers = {name: Follower(run.metrics(name)) for name in processes}
         self.rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.followers}
         self.shown = 0
-        self.started = time.monotonic()
+        self.first: tuple[int, float] | None = None
+        """The first step that was shown, and when: time left is reckoned from there, start-up apart."""
         self.bar = Bar(
             TextColumn("step"),
             MofNCompleteColumn(),
@@ -80,9 +81,14 @@ class Progress:
             return
         if step % self.every and step != self.max_steps:
             return
-        steps = len(self.rows["trainer"])
-        left = (time.monotonic() - self.started) / steps * (self.max_steps - step)
-        self.console.print(f"step {step}/{self.max_steps}  {line}  {left:.0f} s left", highlight=False, soft_wrap=True)
+        self.console.print(f"step {step}/{self.max_steps}  {line}{self._left(step)}", highlight=False, soft_wrap=True)
+
+    def _left(self, step: int) -> str:
+        if self.first is None:
+            self.first = step, time.monotonic()
+            return ""
+        first, when = self.first
+        return f"  {(time.monotonic() - when) / (step - first) * (self.max_steps - step):.0f} s left"
 
 
 class Follower:

@@ -1,0 +1,80 @@
+"""Runs of the real three processes on a tiny model, for the tests of this tier."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from braidrl.utils.run_folder import RunFolder
+
+CONFIG = """\
+seq_len = 96
+[model]
+path = "{model}"
+[trainer.optim]
+lr = 1e-3
+[orchestrator]
+batch_size = 16
+[orchestrator.renderer]
+name = "qwen3"
+enable_thinking = false
+[orchestrator.train]
+group_size = 4
+[orchestrator.train.sampling]
+max_tokens = 12
+[[orchestrator.train.source]]
+env.taskset.id = "reverse-text"
+"""
+
+
+class Launch:
+    """`braid rl` on the config above, in a folder of its own."""
+
+    def __init__(self, folder: Path, model: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self.config = folder / "run.toml"
+        self.config.write_text(CONFIG.format(model=model))
+        self.run = RunFolder(folder / "run")
+
+    def start(self, *flags: str) -> subprocess.Popen:
+        """Start it; its output goes to `output`."""
+        command = [sys.executable, "-m", "braidrl.cli", "rl", "@", str(self.config), "--output_dir", str(self.run.root), *flags]
+        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        with self.output.open("w") as output:
+            return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
+
+    def finish(self, *flags: str, timeout: float = 180.0) -> str:
+        """Run it to its end, which must be a good one; returns its output."""
+        code = self.start(*flags).wait(timeout)
+        assert code == 0, self.report()
+        return self.output.read_text()
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "output.txt"
+
+    def rows(self, process: str) -> list[dict]:
+        """Metrics of a process, a dict a step."""
+        path = self.run.metrics(process)
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def episodes(self, step: int) -> list[dict]:
+        """Recorded training episodes of a step."""
+        return [json.loads(line) for line in self.run.train_episodes(step).read_text().splitlines()]
+
+    def report(self) -> str:
+        """Everything that a failed test wants to show."""
+        logs = [f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.run.logs.glob("*.log"))]
+        return "\n".join([self.output.read_text(), *logs])
+
+
+def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
+    """Poll until `condition` holds; fails with `what` at the deadline."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"
+        time.sleep(0.05)

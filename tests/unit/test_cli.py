@@ -1,0 +1,130 @@
+"""The command line: quick answers, one clear error each, nothing overwritten."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from braidrl.cli import COMMANDS, main
+
+REPOSITORY = Path(__file__).parents[2]
+RECIPE = REPOSITORY / "examples" / "reverse_text" / "rl.toml"
+HEAVY = ("torch", "transformers")
+
+
+def braid(*args: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "braidrl.cli", *args], capture_output=True, text=True, timeout=60)
+
+
+def modules_after(*args: str) -> set[str]:
+    """Modules that are loaded once `braid ARGS` has answered."""
+    code = (
+        "import sys\n"
+        "from braidrl.cli import main\n"
+        f"try: main({list(args)!r})\n"
+        "except SystemExit: pass\n"
+        "print('MODULES', *sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    return set(done.stdout.rsplit("MODULES", 1)[1].split())
+
+
+@pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_needs_nothing_heavy(args: list[str]) -> None:
+    loaded = modules_after(*args)
+    assert not loaded & {*HEAVY, "verifiers"}
+
+
+def test_error_in_own_key_needs_nothing_heavy() -> None:
+    assert not modules_after("rl", "@", str(RECIPE), "--trainer.optim.lrr", "1") & {*HEAVY, "verifiers"}
+
+
+def test_dry_run_needs_no_torch_and_shows_what_runs() -> None:
+    assert not modules_after("rl", "@", str(RECIPE), "--dry-run") & set(HEAVY)
+    done = braid("rl", "@", str(RECIPE), "--dry-run", "--trainer.optim.lr", "0.125")
+    assert done.returncode == 0
+    assert "lr = 0.125" in done.stdout
+    assert 'id = "braid-chat"' in done.stdout
+
+
+def test_help_answers_at_once() -> None:
+    """Not a speed claim: an import of torch or verifiers would take several times as long."""
+    best = min(_seconds("--help") for _ in range(3))
+    assert best < 1.0
+
+
+def _seconds(*args: str) -> float:
+    start = time.perf_counter()
+    braid(*args)
+    return time.perf_counter() - start
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--trainer.optim.lrr", "1"], "trainer.optim.lrr: unknown key; did you mean 'trainer.optim.lr'? [command line]"),
+        (["--orchestrator.batch_size", "many"], "orchestrator.batch_size: input should be a valid integer"),
+        (["--model.dtype", "fp8"], "model.dtype: input should be 'float32' or 'bfloat16' (got 'fp8')"),
+        (["--trainer.seed", "3"], "trainer.seed differs from seed at the root"),
+        (["--orchestrator.batch_size", "4"], "group_size (8) is larger than batch_size (4)"),
+        (["@", "nowhere.toml"], "nowhere.toml"),
+        (["--resume", "--clean"], "give one of them"),
+    ],
+)
+def test_bad_configuration_is_one_clear_error(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "@", str(RECIPE), *flags]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert message in lines[0]
+
+
+def test_unknown_key_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    extra = tmp_path / "extra.toml"
+    extra.write_text("[trainer]\nactivation_checkpoint = true\n")
+    assert main(["rl", "@", str(RECIPE), "@", str(extra)]) == 2
+    error = capsys.readouterr().err
+    assert "trainer.activation_checkpoint: unknown key" in error
+    assert "trainer.activation_checkpointing" in error
+    assert str(extra) in error
+
+
+def test_wrong_environment_key_has_its_whole_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "rl.toml"
+    config.write_text(RECIPE.read_text().replace("env.taskset.num_tasks", "env.taskset.num_task"))
+    assert main(["rl", "@", str(config), "--dry-run"]) == 2
+    error = capsys.readouterr().err
+    assert "orchestrator.train.source[0].env.taskset.num_task" in error
+    assert "num_tasks" in error
+
+
+def test_unknown_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quikstart"]) == 2
+    assert "did you mean `braid quickstart`" in capsys.readouterr().err
+
+
+def test_later_files_win_then_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    first, second = tmp_path / "a.toml", tmp_path / "b.toml"
+    first.write_text('[model]\npath = "m"\n[optim]\nlr = 0.5\n[scheduler]\nwarmup_steps = 7\n')
+    second.write_text("[optim]\nlr = 0.25\n")
+    files = ["@", str(first), "@", str(second)]
+    assert main(["trainer", *files, "--dry-run"]) == 0
+    shown = capsys.readouterr().out
+    assert "lr = 0.25" in shown and "warmup_steps = 7" in shown
+    assert main(["trainer", *files, "--optim.lr", "0.125", "--dry-run"]) == 0
+    assert "lr = 0.125" in capsys.readouterr().out
+
+
+def test_run_folder_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "precious.txt").write_text("mine")
+    assert main(["rl", "@", str(RECIPE), "--output_dir", str(tmp_path / "run")]) == 2
+    error = capsys.readouterr().err
+    assert "--resume" in error and "--clean" in error
+    assert (tmp_path / "run" / "precious.txt").read_text() == "mine"
+
+
+def test_resume_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "@", str(RECIPE), "--output_dir", str(tmp_path / "run"), "--resume"]) == 2
+    assert "there is no run" in capsys.readouterr().err
