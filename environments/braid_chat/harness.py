@@ -14,6 +14,14 @@ from braid_chat.connection import Answer, complete
 from braid_chat.tools import PythonTools, parse_arguments
 
 DONE = ProgramResult(exit_code=0, stdout="", stderr="")
+MAX_UNREADABLE = 3
+"""Empty replies in a row that are answered with `UNREADABLE`; the next one ends the loop."""
+UNREADABLE = {
+    "role": "user",
+    "content": "error: your reply holds neither text nor a readable tool call; "
+    "write the call again as valid JSON, or answer in text",
+}
+"""What a model with tools is told about an empty reply: renderers drop a tool call that they cannot read."""
 
 
 class BraidChatHarnessConfig(HarnessConfig):
@@ -58,15 +66,22 @@ class BraidChatHarness(Harness[BraidChatHarnessConfig]):
             request = {"model": ctx.model, "messages": messages}
             if toolbox.schemas:
                 request["tools"] = toolbox.schemas
+            unreadable = 0
             while True:
                 answer = await complete(endpoint, secret, request)
                 if answer.status != 200:
                     return _end(trace, answer)
-                reply = answer.body["choices"][0]["message"]
+                choice = answer.body["choices"][0]
+                reply = choice["message"]
                 messages.append(reply)
-                if not reply.get("tool_calls"):
+                if reply.get("tool_calls"):
+                    messages.extend([await toolbox.answer(call) for call in reply["tool_calls"]])
+                    unreadable = 0
+                elif toolbox.schemas and _is_empty(choice) and unreadable < MAX_UNREADABLE:
+                    messages.append(UNREADABLE)
+                    unreadable += 1
+                else:
                     return DONE
-                messages.extend([await toolbox.answer(call) for call in reply["tool_calls"]])
 
     async def _toolbox(
         self, stack: AsyncExitStack, trace: Trace, mcp_urls: dict[str, str], data: TaskData
@@ -116,6 +131,10 @@ class Toolbox:
         if name in self._python:
             return await self._python.call(name, arguments)
         return await call_mcp(self._connections, self._routes, name, arguments)
+
+
+def _is_empty(choice: dict[str, Any]) -> bool:
+    return choice.get("finish_reason") == "stop" and not (choice["message"].get("content") or "").strip()
 
 
 def _end(trace: Trace, answer: Answer) -> ProgramResult:

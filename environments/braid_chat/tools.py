@@ -23,7 +23,6 @@ from typing import Any, get_type_hints
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from verifiers.v1 import TaskData, tool
-from verifiers.v1.utils.decorators import discover_decorated
 
 __all__ = ["PythonTools", "parse_arguments", "tool"]
 
@@ -37,26 +36,27 @@ class PythonTools:
     """The Python tools of one task. `schemas` is in the wire form of the OpenAI chat API."""
 
     def __init__(self, data: TaskData, state: Any) -> None:
-        self._methods = {_name(method): method for method in discover_decorated(data, "tool")}
+        self._data = data
         self._state = state
-        self.schemas = [_schema(method.__func__) for method in self._methods.values()]
+        self._functions = _functions(data.__class__)
+        self.schemas = [_schema(function) for function in self._functions.values()]
 
     def __contains__(self, name: str) -> bool:
-        return name in self._methods
+        return name in self._functions
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
         """The tool's result as text. What the tool raises, and arguments that do not fit its signature, come
         back as text that begins with `error:`."""
-        method = self._methods[name]
+        function = self._functions[name]
         try:
-            checked = _parameters(method.__func__).model_validate(arguments)
+            checked = _parameters(function).model_validate(arguments)
         except ValidationError as error:
             return f"error: wrong arguments for {name}: {_faults(error)}"
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
-        if STATE in inspect.signature(method).parameters:
+        if STATE in inspect.signature(function).parameters:
             values[STATE] = self._state
         try:
-            result = method(**values)
+            result = function(self._data, **values)
             if inspect.isawaitable(result):
                 result = await result
         except Exception as error:  # whatever a tool raises is for the model to read
@@ -84,8 +84,15 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def _name(method: Callable[..., Any]) -> str:
-    return getattr(method, "tool_name", None) or method.__name__
+@functools.cache
+def _functions(data_class: type[TaskData]) -> dict[str, Callable[..., Any]]:
+    """The functions that carry `@tool`, by the name that the model sees."""
+    members = (inspect.getattr_static(data_class, name) for name in dir(data_class))
+    return {_name(member): member for member in members if callable(member) and hasattr(member, "tool")}
+
+
+def _name(function: Callable[..., Any]) -> str:
+    return getattr(function, "tool_name", None) or function.__name__
 
 
 @functools.cache

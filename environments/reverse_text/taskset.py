@@ -105,10 +105,10 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
                 accepted, refused = accepted + 1, 0
                 yield text
             elif (refused := refused + 1) >= MAX_REFUSED:
+                lengths = f"{config.min_length} to {config.max_length}"
                 raise ValueError(
-                    f"reverse-text: none of {MAX_REFUSED} texts of {config.min_length} to {config.max_length} "
-                    f"characters out of {config.alphabet!r} belongs to split {config.split!r}; "
-                    "allow longer texts or more characters"
+                    f"reverse-text: none of {MAX_REFUSED} texts of {lengths} characters out of "
+                    f"{config.alphabet!r} is in split {config.split!r}; allow longer texts or more characters"
                 )
 
 

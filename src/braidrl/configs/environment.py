@@ -21,7 +21,9 @@ HARNESS = "braid-chat"
 """The harness of an agent for which neither the block, nor its environment, nor its taskset names one."""
 RUNTIME = {"type": "subprocess"}
 """The runtime of an agent for which neither the block nor its environment names one: this machine."""
-
+INTERCEPTION = {"type": "elastic", "multiplex": 16}
+"""How rollouts on this machine share model connections: the HTTP client behind verifiers' training client
+looks through all its connections for every request, so several small pools cost less than one large one."""
 PLUGINS = {"taskset": "tasksets", "env": "envs", "harness": "harnesses"}
 """Where verifiers keeps its own plugins of each kind."""
 
@@ -48,14 +50,7 @@ def resolve_env(block: dict[str, Any], path: str = "env") -> "vf.EnvConfig":
     if env_id:
         _check_plugin(loaders.import_environment, "env", env_id, f"{path}.id")
     config_class = loaders.env_config_type(taskset_id, env_id)
-    bundled_harness = loaders.default_harness_id(taskset_id) == taskset_id
-    for role, default in _roles(config_class).items():
-        agent = block.setdefault(role, {})
-        if isinstance(agent, dict):
-            _fill_agent(agent, default, bundled_harness)
-            harness = agent.get("harness")
-            if isinstance(harness, dict) and "id" in harness:
-                _check_plugin(loaders.harness_class, "harness", harness["id"], f"{path}.{role}.harness.id")
+    _fill_agents(block, config_class, taskset_id, path)
     try:
         return loaders.resolve_env_config(copy.deepcopy(block))
     except ValidationError as error:
@@ -71,12 +66,26 @@ def _roles(config_class: type["vf.EnvConfig"]) -> dict[str, "vf.AgentConfig"]:
     return {name: field.default for name, field in fields.items() if isinstance(field.default, AgentConfig)}
 
 
-def _fill_agent(agent: dict[str, Any], default: "vf.AgentConfig", bundled_harness: bool) -> None:
-    harness, runtime = agent.get("harness"), agent.get("runtime")
-    if default.harness is None and not bundled_harness and (harness is None or isinstance(harness, dict)):
-        agent["harness"] = {"id": HARNESS, **(harness or {})}
-    if "runtime" not in default.model_fields_set and (runtime is None or isinstance(runtime, dict)):
-        agent["runtime"] = {**RUNTIME, **(runtime or {})}
+def _fill_agents(
+    block: dict[str, Any], config_class: type["vf.EnvConfig"], taskset_id: str, path: str
+) -> None:
+    from verifiers.v1.utils import loaders
+
+    bundled_harness = loaders.default_harness_id(taskset_id) == taskset_id
+    roles = _roles(config_class)
+    for role, default in roles.items():
+        agent = block.setdefault(role, {})
+        if not isinstance(agent, dict):
+            return  # verifiers says what it should be
+        harness, runtime = agent.get("harness"), agent.get("runtime")
+        if isinstance(harness, dict) and "id" in harness:
+            _check_plugin(loaders.harness_class, "harness", harness["id"], f"{path}.{role}.harness.id")
+        if default.harness is None and not bundled_harness and (harness is None or isinstance(harness, dict)):
+            agent["harness"] = {"id": HARNESS, **(harness or {})}
+        if "runtime" not in default.model_fields_set and (runtime is None or isinstance(runtime, dict)):
+            agent["runtime"] = {**RUNTIME, **(runtime or {})}
+    if all(block[role].get("runtime") == RUNTIME for role in roles):
+        block.setdefault("interception", dict(INTERCEPTION))
 
 
 def _required_id(taskset: Any, path: str) -> str:

@@ -10,8 +10,10 @@ from verifiers.v1 import Trace
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch
 
-from braidrl.orchestrator.train.algo.routing import CE, REF_KL, RL
 from braidrl.transport.types import TrainingSample
+
+RL, CE, REF_KL = "rl", "ce", "ref_kl"
+"""Names of the weight streams in `node.loss_weights`, one a loss component."""
 
 
 @dataclass
@@ -63,7 +65,7 @@ def flatten_trace(
         if len(sample.token_ids) > seq_len:
             result.refused["too_long"] += 1
             continue
-        own = [spans[id(node)] for node in branch.nodes if id(node) not in trained and id(node) in spans]
+        own = [spans[id(node)] for node in branch.nodes if id(node) in spans]
         trained.update(id(node) for node in branch.nodes)
         sample.version_start = min((start for start, _ in own), default=0)
         sample.version_end = max((end for _, end in own), default=0)

@@ -7,9 +7,7 @@ from verifiers.v1 import Episode, Trace
 from verifiers.v1.graph import MessageNode
 
 from braidrl.configs.algorithm import ActionLossType
-
-RL, CE, REF_KL = "rl", "ce", "ref_kl"
-"""Names of the weight streams in `node.loss_weights`, one a loss component."""
+from braidrl.orchestrator.train.samples import RL
 
 
 def trainable_nodes(trace: Trace) -> Iterator[MessageNode]:

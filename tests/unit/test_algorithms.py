@@ -1,0 +1,187 @@
+"""Credit on real episodes, through the public classes."""
+
+import logging
+import math
+
+import numpy as np
+import pytest
+from tests.unit.episodes import episode, node, trace
+
+from braidrl.configs.algorithm import BaseAlgorithmConfig, GRPOConfig
+from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
+from braidrl.orchestrator.train.algo.advantage import group_advantages
+from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
+from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
+from braidrl.orchestrator.train.samples import CE
+
+
+def advantages_of(episodes) -> list[float | None]:
+    """The advantage of each trace's sampled tokens, which must be uniform; None where unassigned."""
+    found = []
+    for item in (item for played in episodes for item in played.traces):
+        values = {value for graph_node in item.nodes for value in graph_node.advantages or []}
+        assert len(values) <= 1
+        found.append(values.pop() if values else None)
+    return found
+
+
+async def test_grpo_vectors(vectors) -> None:
+    for case in vectors["grpo_advantage"]["cases"]:
+        episodes = [episode(trace(reward)) for reward in case["inputs"]["rewards"]]
+        await make_algorithm(GRPOConfig()).score_group(episodes)
+        assert advantages_of(episodes) == pytest.approx(case["expected"]["advantages"], abs=1e-15)
+
+
+async def test_equal_rewards_that_float32_cannot_write_give_exact_zero() -> None:
+    episodes = [episode(trace(float(np.float32(0.95)))) for _ in range(7)]
+    await make_algorithm(GRPOConfig()).score_group(episodes)
+    assert advantages_of(episodes) == [0.0] * 7
+
+
+async def test_groups_are_told_apart_by_id_not_by_position() -> None:
+    episodes = [episode(trace(reward), group=group) for group, reward in zip("abab", (1.0, 0.0, 1.0, 0.0))]
+    await make_algorithm(GRPOConfig()).score_group(episodes)
+    assert advantages_of(episodes) == [0.0] * 4
+
+
+async def test_a_group_of_one_gets_zero_and_a_warning(caplog) -> None:
+    episodes = [episode(trace(3.0))]
+    with caplog.at_level(logging.WARNING):
+        await make_algorithm(GRPOConfig()).score_group(episodes)
+    assert advantages_of(episodes) == [0.0]
+    assert "group_size" in caplog.text
+
+
+async def test_traces_without_a_usable_reward_stay_out_and_are_counted() -> None:
+    algorithm = make_algorithm(GRPOConfig())
+    silent = trace(1.0, roles=[("user", 2)])
+    excluded = [trace(math.nan), trace(None), trace(5.0, ok=False), trace(5.0, trainable=False), silent]
+    episodes = [episode(item) for item in (trace(1.0), *excluded, trace(0.0))]
+    broken = episode(trace(5.0), ok=False)
+    await algorithm.score_group([*episodes, broken])
+    assert advantages_of(episodes) == [0.5, None, None, None, None, None, -0.5]
+    assert eligible_traces([*episodes, broken]) == [episodes[0].traces[0], episodes[-1].traces[0]]
+    assert algorithm.metrics() == {
+        "groups": 1.0,
+        "zero_advantage_groups": 0.0,
+        "excluded/nonfinite_reward": 1.0,
+        "excluded/no_reward": 1.0,
+        "excluded/error": 2.0,
+        "excluded/not_trainable": 1.0,
+        "excluded/no_sampled_tokens": 1.0,
+    }
+    assert algorithm.metrics() == {}
+
+
+async def test_metrics_tell_the_share_of_groups_without_signal() -> None:
+    algorithm = make_algorithm(GRPOConfig())
+    await algorithm.score_group([episode(trace(1.0), group="a"), episode(trace(1.0), group="a")])
+    await algorithm.score_group([episode(trace(1.0), group="b"), episode(trace(0.0), group="b")])
+    assert algorithm.metrics() == {"groups": 2.0, "zero_advantage_groups": 0.5}
+
+
+async def test_an_empty_group_is_no_work() -> None:
+    await make_algorithm(GRPOConfig()).score_group([])
+
+
+def test_group_advantages_refuse_nonfinite_rewards() -> None:
+    with pytest.raises(ValueError, match="finite"):
+        group_advantages([1.0, math.inf])
+
+
+def test_advantages_reach_the_sampled_tokens_in_node_order() -> None:
+    item = trace(roles=[("user", 2), ("assistant", 2), ("tool", 3), ("assistant", 1)])
+    assign_advantages(item, [0.1, 0.2, 0.3])
+    assert [graph_node.advantages for graph_node in item.nodes] == [None, [0.1, 0.2], None, [0.3]]
+    assert item.branches[0].advantages == [0, 0, 0.1, 0.2, 0, 0, 0, 0.3]
+    assign_advantages(item, -1)
+    assert item.branches[0].advantages == [0, 0, -1, -1, 0, 0, 0, -1]
+
+
+@pytest.mark.parametrize("values", [[0.1], [0.1] * 4, [], [0.1, 0.2, math.nan], math.inf])
+def test_advantages_that_do_not_fit_are_an_error(values) -> None:
+    item = trace(roles=[("user", 2), ("assistant", 3)])
+    with pytest.raises(ValueError, match=item.id):
+        assign_advantages(item, values)
+
+
+def test_routing_vectors(vectors) -> None:
+    for case in vectors["routing"]["cases"]:
+        mask = [bool(value) for value in case["inputs"]["mask"]]
+        item = trace(roles=[("assistant", len(mask))])
+        item.nodes[0].mask = mask
+        if (existing := case["inputs"]["existing_ce_weights"]) is not None:
+            item.nodes[0].loss_weights = {CE: existing}
+        stamp_action_weights(item, case["inputs"]["action_loss_type"])
+        streams = {name: item.branches[0].loss_weights(name) for name in ("rl", "ce", "ref_kl")}
+        assert streams == case["expected"]
+
+
+@pytest.mark.parametrize("component", ["ce", "ref_kl"])
+def test_tool_output_is_never_an_action(component) -> None:
+    item = trace(roles=[("user", 2), ("assistant", 2), ("tool", 5), ("assistant", 1)])
+    stamp_action_weights(item, component)
+    assert item.branches[0].loss_weights(component) == [0, 0, 1, 1, 0, 0, 0, 0, 0, 1]
+    assert not any(item.branches[0].loss_weights("rl"))
+
+
+async def test_finalize_routes_and_scores_only_episodes_that_have_something_to_train() -> None:
+    class Imitation(BaseAlgorithmConfig):
+        action_loss_type = "ce"
+
+    class Recorder(Algorithm[Imitation]):
+        scored: list
+
+        async def score_episode(self, played) -> None:
+            self.scored.append(played)
+
+    recorder = Recorder(Imitation())
+    recorder.scored = []
+    good, silent, other = episode(), episode(trace(roles=[("user", 2)])), episode(trace(trainable=False))
+    for played in (good, silent, other):
+        await recorder.finalize_episode(played)
+    assert recorder.scored == [good]
+    assert good.traces[0].branches[0].loss_weights("ce") == [0, 0, 1, 1, 1]
+    assert other.traces[0].nodes[1].loss_weights is None
+
+
+async def test_plain_grpo_stamps_no_weights() -> None:
+    played = episode()
+    await make_algorithm(GRPOConfig()).finalize_episode(played)
+    assert all(graph_node.loss_weights is None for graph_node in played.traces[0].nodes)
+
+
+async def test_the_documented_way_to_write_an_algorithm_runs() -> None:
+    import torch
+
+    class MyAlgorithm(Algorithm):
+        async def score_group(self, episodes):
+            traces = [item for played in episodes for item in played.traces]
+            rewards = torch.tensor([item.reward for item in traces], dtype=torch.float32)
+            advantages = rewards - rewards.mean()
+            for item, advantage in zip(traces, advantages.tolist(), strict=True):
+                assign_advantages(item, advantage)
+
+    episodes = [episode(trace(1.0)), episode(trace(0.0))]
+    await MyAlgorithm(GRPOConfig()).score_group(episodes)
+    assert advantages_of(episodes) == [0.5, -0.5]
+
+
+def test_every_algorithm_is_built_from_its_config_and_starts_stateless() -> None:
+    assert ALGORITHM_CLASSES["grpo"] is GRPOAlgorithm
+    clients = object()
+    algorithm = make_algorithm(GRPOConfig(), clients)
+    assert algorithm.clients is clients
+    assert algorithm.action_loss_type == "rl"
+    state = algorithm.state_dict()
+    algorithm.load_state_dict(state)
+    assert state == {}
+
+
+def test_a_stop_token_that_also_pads_is_trained() -> None:
+    end = 0
+    item = trace(roles=[("user", 2), ("assistant", 3)])
+    item.nodes[1] = node("assistant", 3, 0)
+    item.nodes[1].token_ids[-1] = end
+    assign_advantages(item, 1.0)
+    assert item.branches[0].advantages[-1] == 1.0
