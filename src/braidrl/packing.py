@@ -1,22 +1,32 @@
-"""Samples to packed rows: as few tokens as possible, the same number of rows on every rank, nothing dropped.
+"""Samples to packed rows: as few tokens as possible, as many rows on every rank, nothing dropped.
 
-A row is a forest of segments. Samples that begin alike share the segments of their common prefix (a radix tree over
-token ids), so a prompt of eight siblings, or the first turns of two branches, is computed once. Only what predicts a
-loss entry is in a row: the tokens after a sample's last predictor train nothing and are left out.
+A row is a forest of segments. Samples that begin alike share the segments of their common prefix (a radix
+tree over token ids), so the prompt of eight siblings, or the first turns of two branches, is computed once. A
+row holds only what predicts a loss entry: the tokens after a sample's last predictor train nothing and are
+left out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple, Self
 
 import numpy as np
 
 from braidrl.transport.types import TrainingSample
 
+ENTRY_FIELDS = {
+    **dict.fromkeys(("hidden_index", "targets", "sample_index"), np.int64),
+    **dict.fromkeys(("temperature", "rl_weights", "ce_weights", "ref_kl_weights"), np.float32),
+    **dict.fromkeys(("advantages", "inference_logprobs", "ref_logprobs"), np.float32),
+}
+"""Per-entry fields of `MicroBatch` and their dtypes."""
+
 
 class Segment(NamedTuple):
-    """A stretch of a row. Its tokens attend to their own past in it and to every token of its ancestors; positions
-    continue along the path. Segments stand in depth-first order: a segment's descendants follow it immediately."""
+    """A stretch of a row. Its tokens attend to their own past in it and to every token of its ancestors, and
+    their positions continue along that path. Segments stand in depth-first order: descendants follow
+    immediately."""
 
     start: int
     """Row index of its first token."""
@@ -91,15 +101,19 @@ def pack(
 ) -> list[MicroBatch]:
     """The rows of one rank, at most `max_tokens` long; a single longer sample gets a row of its own.
 
-    Every rank that is given the same samples gets the same number of rows, of about equal length. Deterministic.
+    Every rank that is given the same samples gets the same number of rows, of about equal length.
+    Deterministic.
 
     Raises:
-        ValueError: a stream's length is not the number of tokens; a weight is negative or not finite; a member lacks
-            its advantage or reference log-prob; or a member is the first token of its sample, which nothing predicts.
+        ValueError: a stream's length is not the number of tokens; a weight is negative or not finite; a
+        member
+            lacks its advantage or reference log-prob; or a member is the first token of its sample, which no
+            token predicts.
     """
     if max_tokens < 1 or not 0 <= rank < world_size:
         raise ValueError(
-            f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}; need max_tokens >= 1 and 0 <= rank < world_size"
+            f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}: need max_tokens >= 1 and "
+            "0 <= rank < world_size"
         )
     paths = [_Path(index, sample) for index, sample in enumerate(samples)]
     paths = sorted((path for path in paths if path.entries.size), key=lambda path: path.sort_key)
@@ -120,62 +134,49 @@ class _Streams(NamedTuple):
 
 
 def _streams(index: int, sample: TrainingSample) -> _Streams:
-    def refuse(what: str, remedy: str) -> ValueError:
+    """Raises what `pack` raises, naming the sample."""
+    problem = _problem(sample)
+    if problem is None:
+        nothing = np.zeros(len(sample.token_ids), np.float32)
+        rl = sample.mask if sample.rl_weights is None else np.where(sample.mask, sample.rl_weights, 0)
+        ce, ref_kl = (nothing if w is None else w for w in (sample.ce_weights, sample.ref_kl_weights))
+        streams = _Streams(*(weights.astype(np.float32) for weights in (rl, ce, ref_kl)))
+        problem = _member_problem(sample, streams)
+    if problem is not None:
         place = f"env {sample.env!r}, trace {sample.trace_id!r}, branch {sample.branch}"
-        return ValueError(f"sample {index} ({place}): {what}; {remedy}")
+        raise ValueError(f"sample {index} ({place}): {problem}")
+    return streams
 
-    length = len(sample.token_ids)
-    for name in (
-        "mask",
-        "sampling_logprobs",
-        "advantages",
-        "rl_weights",
-        "ce_weights",
-        "ref_kl_weights",
-        "ref_logprobs",
-    ):
-        stream = getattr(sample, name)
-        if stream is not None and stream.shape != (length,):
-            raise refuse(
-                f"{name} has shape {stream.shape}, token_ids ({length},)",
-                "every stream has one entry a token",
-            )
-    if not (np.isfinite(sample.temperature) and sample.temperature > 0):
-        raise refuse(
-            f"temperature is {sample.temperature}", "train on samples drawn at a temperature above 0"
-        )
 
-    def weights(name: str, default: np.ndarray) -> np.ndarray:
+def _problem(sample: TrainingSample) -> str | None:
+    shape = sample.token_ids.shape
+    weights = ("rl_weights", "ce_weights", "ref_kl_weights")
+    for name in ("mask", "sampling_logprobs", "advantages", "ref_logprobs", *weights):
         stream = getattr(sample, name)
         if stream is None:
-            return default
-        bad = np.flatnonzero(~(np.isfinite(stream) & (stream >= 0)))
-        if bad.size:
-            raise refuse(f"{name}[{bad[0]}] is {stream[bad[0]]}", "weights are finite and at least 0")
-        return stream.astype(np.float32)
+            continue
+        if stream.shape != shape:
+            return f"{name} has shape {stream.shape}, token_ids {shape}; a stream has one entry a token"
+        bad = np.flatnonzero(~((stream >= 0) & (stream < np.inf)))
+        if name in weights and bad.size:
+            return f"{name}[{bad[0]}] is {stream[bad[0]]}; a weight is finite and at least 0"
+    if not 0 < sample.temperature < np.inf:
+        return f"temperature is {sample.temperature}; train on samples drawn at a finite temperature above 0"
+    return None
 
-    nothing, mask = np.zeros(length, np.float32), sample.mask.astype(np.float32)
-    streams = _Streams(
-        rl=np.where(sample.mask, weights("rl_weights", mask), nothing),
-        ce=weights("ce_weights", nothing),
-        ref_kl=weights("ref_kl_weights", nothing),
-    )
-    for name, members, needed in (
+
+def _member_problem(sample: TrainingSample, streams: _Streams) -> str | None:
+    if len(sample.token_ids) and any(weights[0] for weights in streams):
+        return "its first token is a loss member, but no token predicts it; a sample starts with its prompt"
+    for name, weights, needed in (
         ("rl", streams.rl, "advantages"),
         ("ref_kl", streams.ref_kl, "ref_logprobs"),
     ):
         stream = getattr(sample, needed)
-        missing = np.flatnonzero((members != 0) & ~(np.isfinite(stream) if stream is not None else False))
+        missing = np.flatnonzero((weights != 0) & (True if stream is None else ~np.isfinite(stream)))
         if missing.size:
-            raise refuse(
-                f"{name} member {missing[0]} has no finite entry in {needed}",
-                f"ship {needed} or {name}_weights of 0",
-            )
-    if length and any(stream[0] for stream in streams):
-        raise refuse(
-            "its first token is a loss member, but no token predicts it", "a prompt has at least one token"
-        )
-    return streams
+            return f"token {missing[0]} is a member of {name}, but has no finite value in {needed}; ship it"
+    return None
 
 
 class _Path:
@@ -183,19 +184,35 @@ class _Path:
 
     def __init__(self, index: int, sample: TrainingSample) -> None:
         self.index, self.sample, self.streams = index, sample, _streams(index, sample)
-        self.entries = (
-            np.flatnonzero(np.any(self.streams, axis=0)) if len(sample.token_ids) else np.zeros(0, np.int64)
-        )
+        self.entries = np.flatnonzero(sum(self.streams))
         self.tokens = sample.token_ids[: self.entries[-1] if self.entries.size else 0]
         # big-endian bytes order like the numbers; equal paths keep the order of the batch
         self.sort_key = (self.tokens.astype(">u4").tobytes(), index)
+
+    def columns(self, where: np.ndarray) -> dict[str, np.ndarray]:
+        """The per-entry fields of `MicroBatch`; `where` i64 is the row index of each of `tokens`."""
+        sample = self.sample
+        absent = np.full(len(sample.token_ids), np.nan)
+        streams = {
+            "targets": sample.token_ids,
+            "temperature": np.full(len(sample.token_ids), sample.temperature),
+            "sample_index": np.full(len(sample.token_ids), self.index),
+            "rl_weights": self.streams.rl,
+            "ce_weights": self.streams.ce,
+            "ref_kl_weights": self.streams.ref_kl,
+            "advantages": absent if sample.advantages is None else sample.advantages,
+            "inference_logprobs": sample.sampling_logprobs,
+            "ref_logprobs": absent if sample.ref_logprobs is None else sample.ref_logprobs,
+        }
+        entries = {name: stream[self.entries] for name, stream in streams.items()}
+        return entries | {"hidden_index": where[self.entries - 1]}
 
 
 def _balanced_rows(paths: list[_Path], max_tokens: int, world_size: int) -> list[list[int]]:
     """Rows as path indices, longest first, a multiple of `world_size` (empty ones pad): the fewest that hold
     `max_tokens` each, then the least capacity that still needs no more of them."""
     lengths = [len(path.tokens) for path in paths]
-    shared = [0, *(_common_prefix(a.tokens, b.tokens) for a, b in zip(paths, paths[1:]))]
+    shared = [0, *(_common_prefix(a.tokens, b.tokens) for a, b in pairwise(paths))]
     rows = _fill(lengths, shared, max_tokens)
     count = -(-max(len(rows), 1) // world_size) * world_size
     low, high = 1, max_tokens
@@ -210,7 +227,8 @@ def _balanced_rows(paths: list[_Path], max_tokens: int, world_size: int) -> list
 
 
 def _fill(lengths: list[int], shared: list[int], capacity: int) -> list[list[int]]:
-    """First-fit decreasing of pieces: runs of sorted paths of which each shares a quarter or more with the last."""
+    """First-fit decreasing of pieces: runs of sorted paths, each sharing at least a quarter with the last
+    one."""
     pieces: list[tuple[int, list[int]]] = []
     for index, (length, common) in enumerate(zip(lengths, shared, strict=True)):
         if pieces and 4 * common >= length and pieces[-1][0] + length - common <= capacity:
@@ -274,29 +292,12 @@ def _branches(
         first += 1
     heads = np.array([path.tokens[depth] for path in paths[first:last]])
     cuts = [first, *(first + 1 + np.flatnonzero(heads[1:] != heads[:-1])), last] if first < last else []
-    return [(int(start), int(stop), depth, parent) for start, stop in zip(cuts, cuts[1:])]
+    return [(int(start), int(stop), depth, parent) for start, stop in pairwise(cuts)]
 
 
-def _entries(paths: list[tuple[_Path, np.ndarray]]) -> dict[str, np.ndarray]:
-    def gather(dtype: type, stretches: list[np.ndarray]) -> np.ndarray:
-        return np.concatenate([np.zeros(0, dtype), *stretches]).astype(dtype)
-
-    def stream(values: np.ndarray | None, path: _Path) -> np.ndarray:
-        return np.full(path.entries.size, np.nan) if values is None else values[path.entries]
-
+def _entries(paths: Iterable[tuple[_Path, np.ndarray]]) -> dict[str, np.ndarray]:
+    columns = [path.columns(where) for path, where in paths]
     return {
-        "hidden_index": gather(np.int64, [where[path.entries - 1] for path, where in paths]),
-        "targets": gather(np.int64, [path.sample.token_ids[path.entries] for path, _ in paths]),
-        "temperature": gather(
-            np.float32, [np.full(path.entries.size, path.sample.temperature) for path, _ in paths]
-        ),
-        "sample_index": gather(np.int64, [np.full(path.entries.size, path.index) for path, _ in paths]),
-        "rl_weights": gather(np.float32, [path.streams.rl[path.entries] for path, _ in paths]),
-        "ce_weights": gather(np.float32, [path.streams.ce[path.entries] for path, _ in paths]),
-        "ref_kl_weights": gather(np.float32, [path.streams.ref_kl[path.entries] for path, _ in paths]),
-        "advantages": gather(np.float32, [stream(path.sample.advantages, path) for path, _ in paths]),
-        "inference_logprobs": gather(
-            np.float32, [path.sample.sampling_logprobs[path.entries] for path, _ in paths]
-        ),
-        "ref_logprobs": gather(np.float32, [stream(path.sample.ref_logprobs, path) for path, _ in paths]),
+        name: np.concatenate([np.zeros(0, dtype), *(column[name] for column in columns)]).astype(dtype)
+        for name, dtype in ENTRY_FIELDS.items()
     }

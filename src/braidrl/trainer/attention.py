@@ -1,14 +1,16 @@
-"""Forest attention: a token of a packed row attends to its segment's past and to the segments of its ancestors.
+"""Forest attention: a token of a packed row attends to its segment's past and to the segments of its
+ancestors.
 
 Registered with transformers as the attention implementation `braid_forest`. The forest travels as the keyword
 argument `forest` of the model's forward, so that recomputed activations (checkpointing) see it too.
 
-On CPU there is no mask at all: every segment is one causal call over itself, and every segment with descendants one
-full call of all their queries over its keys; the softmax parts are merged by their log-sum-exp. The backward pass of
-each part is the flash backward with the merged output and log-sum-exp, which gives exactly its share of the gradient.
+On CPU there is no mask at all: every segment is one causal call over itself, and every segment with
+descendants one full call of all their queries over its keys; the softmax parts are merged by their
+log-sum-exp. The backward pass of each part is the flash backward with the merged output and log-sum-exp,
+which gives exactly its share of the gradient.
 
-On GPU it is flex attention with a block mask made from the forest. That branch is written to the same contract and is
-not exercised by the tests, which run on CPU.
+On GPU it is flex attention with a block mask made from the forest. That branch is written to the same
+contract and is not exercised by the tests, which run on CPU.
 """
 
 from collections.abc import Sequence
@@ -29,7 +31,8 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "past_key_values", "cache")
 
 @dataclass(frozen=True)
 class Part:
-    """Queries [query_start, query_stop) of the row over keys [key_start, key_stop), causal when they coincide."""
+    """Queries [query_start, query_stop) of the row over keys [key_start, key_stop), causal when they
+    coincide."""
 
     query_start: int
     query_stop: int
@@ -73,7 +76,8 @@ class Forest:
         return torch.tensor(self._subtree_ends).repeat_interleave(lengths)
 
     def mask(self) -> Tensor:
-        """bool[T, T]: query attends to key. In depth-first order a key is seen from itself to its subtree's end."""
+        """bool[T, T]: query attends to key. In depth-first order a key is seen from itself to its subtree's
+        end."""
         index = torch.arange(self.length)
         return (index[None, :] <= index[:, None]) & (index[:, None] < self._subtree_end_T[None, :])
 
@@ -94,51 +98,42 @@ class Forest:
 
 
 class _ForestAttention(torch.autograd.Function):
-    """query [1, H, T, D], key and value [1, G, T, D] with G dividing H; returns [1, H, T, D]."""
+    """query [1, H, T, D], key and value [1, G, T, D] with G dividing H; returns [1, H, T, D]. Float32 or
+    float64."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float) -> Tensor:
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        output = torch.empty_like(query)
-        lse = query.new_empty(query.shape[:3], dtype=torch.promote_types(query.dtype, torch.float32))
+        output, lse = torch.empty_like(query), query.new_empty(query.shape[:3])
         for part in forest.parts:
-            q, k, v = _part(part, query, key, value)
-            out_part, lse_part = flash(q, k, v, 0.0, part.causal, scale=scale)
-            out, total = _queries(part, output), lse[:, :, part.query_start : part.query_stop]
+            rows = _part(part, query, key, value)
+            output_part, lse_part = flash(*rows, 0.0, part.causal, scale=scale)
+            merged_output, merged_lse = _queries(part, output), _queries(part, lse)
             if part.causal:  # these come first and cover the row
-                out.copy_(out_part)
-                total.copy_(lse_part)
+                merged_output.copy_(output_part)
+                merged_lse.copy_(lse_part)
             else:
-                merged = torch.logaddexp(total, lse_part)
-                share = torch.exp(lse_part - merged).unsqueeze(-1)
-                out.copy_(torch.lerp(out.to(share.dtype), out_part.to(share.dtype), share))
-                total.copy_(merged)
+                total = torch.logaddexp(merged_lse, lse_part)
+                merged_output.lerp_(output_part, torch.exp(lse_part - total)[..., None])
+                merged_lse.copy_(total)
         ctx.save_for_backward(query, key, value, output, lse)
         ctx.forest, ctx.scale = forest, scale
         return output
 
     @staticmethod
-    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         query, key, value, output, lse = ctx.saved_tensors
-        grad_output = grad_output.contiguous()
-        accumulate = lse.dtype  # several parts add to a token's gradient
-        grads = [torch.zeros_like(tensor, dtype=accumulate) for tensor in (query, key, value)]
+        grads = [torch.zeros_like(tensor) for tensor in (query, key, value)]
         for part in ctx.forest.parts:
             rows = _part(part, query, key, value)
-            part_lse = lse[:, :, part.query_start : part.query_stop]
-            parts = flash_backward(
-                _queries(part, grad_output),
-                *rows,
-                _queries(part, output),
-                part_lse,
-                0.0,
-                part.causal,
-                scale=ctx.scale,
+            merged = (_queries(part, output), _queries(part, lse))
+            grads_part = flash_backward(
+                _queries(part, grad_output), *rows, *merged, 0.0, part.causal, scale=ctx.scale
             )
-            for grad, grad_part in zip(_part(part, *grads), parts):
-                grad += grad_part
-        return *(grad.to(query.dtype) for grad in grads), None, None
+            for grad, grad_part in zip(_part(part, *grads), grads_part, strict=True):
+                grad.add_(grad_part)
+        return *grads, None, None
 
 
 def _queries(part: Part, tensor: Tensor) -> Tensor:
@@ -174,20 +169,23 @@ def forest_attention(
 ) -> Tensor:
     """Differentiable attention of one packed row, float[1, H, T, D].
 
-    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention). `scale` None is
-    1 / sqrt(D).
+    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention). `scale`
+    None is 1 / sqrt(D).
     """
     if query.shape[0] != 1 or query.shape[2] != forest.length or key.shape[2] != forest.length:
         raise ValueError(
-            f"forest of {forest.length} tokens, but queries are {tuple(query.shape)} and keys {tuple(key.shape)}; "
-            "a packed row is a batch of one, without a key-value cache"
+            f"forest of {forest.length} tokens, but queries are {tuple(query.shape)} and keys "
+            f"{tuple(key.shape)}; a packed row is a batch of one, without a key-value cache"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     # under autocast a norm between projection and attention leaves queries and keys in float32
     query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type != "cpu":
         return _flex(query, key, value, forest, scale)
-    return _ForestAttention.apply(query, key, value, forest, scale)
+    # on CPU the float32 kernels are as fast as those of shorter types, and exact
+    dtype = torch.promote_types(query.dtype, torch.float32)
+    output = _ForestAttention.apply(query.to(dtype), key.to(dtype), value.to(dtype), forest, scale)
+    return output.to(query.dtype)
 
 
 def _attention_interface(
@@ -206,8 +204,8 @@ def _attention_interface(
     name = type(module).__name__
     if forest is None:
         raise ValueError(
-            f"{name}: forest attention was called without `forest`; pass forest=Forest(segments) to the model's "
-            "forward, and use an architecture that hands its keyword arguments on to its attention"
+            f"{name}: forest attention was called without `forest`; pass forest=Forest(segments) to the "
+            "model's forward, and use an architecture that hands its keyword arguments on to its attention"
         )
     refused = [key for key in UNSUPPORTED if kwargs.get(key) is not None]
     if refused or dropout:
@@ -216,8 +214,8 @@ def _attention_interface(
         )
     if sliding_window is not None and forest.longest_path > sliding_window:
         raise ValueError(
-            f"{name}: a sample of {forest.longest_path} tokens is longer than the sliding window of {sliding_window}; "
-            "packed training computes full attention: lower seq_len to the window or use another model"
+            f"{name}: a sample of {forest.longest_path} tokens is longer than the sliding window of "
+            f"{sliding_window}; packed training computes full attention: lower seq_len or use another model"
         )
     forest.attention_calls += 1
     output = forest_attention(query, key, value, forest, scaling)

@@ -1,7 +1,7 @@
 """The exact trainer forward: log-probs and entropy of a packed row, only at its loss entries.
 
-The full-vocabulary logits of a row never exist: the head runs over chunks of entries, and its backward pass recomputes
-each chunk.
+The full-vocabulary logits of a row never exist: the head runs over chunks of entries, and its backward pass
+recomputes each chunk.
 """
 
 from dataclasses import dataclass
@@ -36,7 +36,7 @@ STREAMS = (
 
 @dataclass(frozen=True, eq=False)
 class DeviceMicroBatch:
-    """A `MicroBatch` as tensors on the model's device: the same fields and dtypes, its segments as a `Forest`."""
+    """A `MicroBatch` as tensors on the model's device: the same fields and dtypes, the segments as `forest`."""
 
     forest: Forest
     token_ids: Tensor
@@ -81,7 +81,8 @@ class Head:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """The output head of any Hugging Face causal language model (`load_model` checks that this is all there is)."""
+        """The output head of any Hugging Face causal language model (`load_model` checks that this is all
+        there is)."""
         layer, config = model.get_output_embeddings(), model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
         softcap = getattr(config, "final_logit_softcapping", None)
@@ -93,8 +94,8 @@ def token_logprobs(
 ) -> TokenOutputs:
     """Run a model from `load_model` over a packed row.
 
-    `dtype` bfloat16 computes the transformer's matrix products in it (autocast); logits, softmax and every reduction
-    are float32 all the same. Raises `ValueError` when the model cannot honour the forest exactly.
+    `dtype` bfloat16 computes the transformer's matrix products in it (autocast); logits, softmax and every
+    reduction are float32 all the same. Raises `ValueError` when the model cannot honour the forest exactly.
     """
     with torch.autocast(micro.token_ids.device.type, torch.bfloat16, enabled=dtype == torch.bfloat16):
         hidden = model.base_model(
@@ -104,22 +105,26 @@ def token_logprobs(
             forest=micro.forest,
         ).last_hidden_state[0]
     rows = hidden.index_select(0, micro.hidden_index)
-    return head_logprobs(rows, Head.of(model), micro.targets, micro.temperature)
+    return head_logprobs(rows, Head.of(model), micro.targets, micro.temperature, dtype)
 
 
-def head_logprobs(hidden: Tensor, head: Head, targets: Tensor, temperature: Tensor) -> TokenOutputs:
-    """Log-softmax of logits / temperature at `targets`, differentiable in hidden states, head weight and bias.
+def head_logprobs(
+    hidden: Tensor, head: Head, targets: Tensor, temperature: Tensor, dtype: torch.dtype = torch.float32
+) -> TokenOutputs:
+    """Log-softmax of logits / temperature at `targets`, differentiable in hidden states, head weight and
+    bias.
 
-    hidden float[L, H], targets i64[L], temperature float[L] > 0. Computed in float32 (float64 for a float64 head).
+    hidden float[L, H], targets i64[L], temperature float[L] > 0. Logits and softmax are float32 (float64 for
+    a float64 head); `dtype` bfloat16 rounds only the factors of the matrix products.
     """
     logprobs, entropy = _HeadLogprobs.apply(
-        hidden, head.weight, head.bias, head.scale, head.softcap, targets, temperature
+        hidden, head.weight, head.bias, head.scale, head.softcap, targets, temperature, dtype
     )
     return TokenOutputs(logprobs, entropy)
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Chunks of entries at a time; the backward pass recomputes a chunk's logits, and keeps only their log-sum-exp."""
+    """Chunks of entries at a time; the backward pass recomputes a chunk's logits from their log-sum-exp."""
 
     @staticmethod
     def forward(
@@ -131,11 +136,13 @@ class _HeadLogprobs(torch.autograd.Function):
         softcap: float | None,
         targets: Tensor,
         temperature: Tensor,
+        dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, scale, softcap)
-        logprobs, entropy, lse = hidden.new_empty((3, len(hidden)), dtype=weight.dtype)
-        for chunk in _chunks(len(hidden), len(weight)):
-            logits, _ = _scaled_logits(hidden[chunk], head, temperature[chunk])
+        exact = torch.promote_types(weight.dtype, torch.float32)
+        logprobs, entropy, lse = hidden.new_empty((3, len(hidden)), dtype=exact)
+        for chunk in _chunks(hidden, weight):
+            logits, _ = _scaled_logits(hidden[chunk], head, temperature[chunk], dtype)
             top = logits.amax(-1)
             exps = torch.exp(logits.sub_(top[:, None]))
             total = exps.sum(-1)
@@ -144,40 +151,52 @@ class _HeadLogprobs(torch.autograd.Function):
             entropy[chunk] = log_total - torch.linalg.vecdot(exps, logits) / total
             lse[chunk] = log_total + top
         ctx.save_for_backward(hidden, weight, bias, targets, temperature, lse)
-        ctx.scale, ctx.softcap = scale, softcap
+        ctx.scale, ctx.softcap, ctx.dtype = scale, softcap, dtype
         ctx.mark_non_differentiable(entropy)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
+    def backward(ctx: Any, grad_logprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, temperature, lse = ctx.saved_tensors
         head = Head(weight, bias, ctx.scale, ctx.softcap)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight)
-        grad_bias = None if bias is None else torch.zeros_like(bias)
-        for chunk in _chunks(len(hidden), len(weight)):
-            logits, slope = _scaled_logits(hidden[chunk], head, temperature[chunk])
+        grad_weight = torch.zeros_like(head.weight, dtype=lse.dtype)
+        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=lse.dtype)
+        weight = weight.to(torch.bfloat16 if ctx.dtype == torch.bfloat16 else lse.dtype)
+        for chunk in _chunks(hidden, weight):
+            logits, slope = _scaled_logits(hidden[chunk], head, temperature[chunk], ctx.dtype)
             # d logprob / d logit_v = [v is the target] - p_v
             grad = logits.sub_(lse[chunk, None]).exp_().mul_(-grad_logprobs[chunk, None])
-            grad.scatter_add_(-1, targets[chunk, None], grad_logprobs[chunk, None])
-            grad.mul_(slope)
-            grad_hidden[chunk] = grad @ weight
-            grad_weight.addmm_(grad.T, hidden[chunk].to(grad.dtype))
+            grad.scatter_add_(-1, targets[chunk, None], grad_logprobs[chunk, None]).mul_(slope)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-        return grad_hidden, grad_weight, grad_bias, None, None, None, None
+            grad = grad.to(weight.dtype)
+            grad_hidden[chunk] = grad @ weight
+            grad_weight += grad.T @ hidden[chunk].to(weight.dtype)
+        grad_bias = None if bias is None else grad_bias.to(bias.dtype)
+        return grad_hidden, grad_weight.to(head.weight.dtype), grad_bias, *(None,) * 5
 
 
-def _chunks(length: int, vocabulary: int) -> list[slice]:
-    size = max(1, CHUNK_ELEMENTS // vocabulary)
-    return [slice(start, start + size) for start in range(0, length, size)]
+def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
+    size = max(1, CHUNK_ELEMENTS // len(weight))
+    return [slice(start, start + size) for start in range(0, len(hidden), size)]
 
 
-def _scaled_logits(hidden: Tensor, head: Head, temperature: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits / temperature [C, V] and their derivative by the raw product, [C, 1] (or [C, V] with a soft cap)."""
-    logits = F.linear(hidden.to(head.weight.dtype), head.weight, head.bias)
-    slope = (head.scale / temperature.to(logits.dtype))[:, None]
+def _scaled_logits(
+    hidden: Tensor, head: Head, temperature: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """Logits / temperature [C, V], and their slope over the raw product, [C, 1] ([C, V] with a soft cap)."""
+    exact = torch.promote_types(head.weight.dtype, torch.float32)
+    precision = torch.get_float32_matmul_precision()
+    if dtype == torch.bfloat16:
+        torch.set_float32_matmul_precision("medium")  # bfloat16 factors, float32 sums and results
+    try:
+        bias = None if head.bias is None else head.bias.to(exact)
+        logits = F.linear(hidden.to(exact), head.weight.to(exact), bias)
+    finally:
+        torch.set_float32_matmul_precision(precision)
+    slope = (head.scale / temperature.to(exact))[:, None]
     if head.softcap is None:
         return logits.mul_(slope), slope
     capped = torch.tanh(logits.mul_(head.scale / head.softcap))
-    return capped * (head.softcap / temperature[:, None]), (1 - capped**2) * slope
+    return capped * (head.softcap / temperature.to(exact)[:, None]), (1 - capped**2) * slope

@@ -31,17 +31,19 @@ def load_model(
 ) -> PreTrainedModel:
     """A model with float32 master weights and forest attention, in training mode, without dropout.
 
-    `longest_path` is the longest sample that will be trained, in tokens (the trainer's `seq_len`): a sliding window
-    below it is refused now rather than at the first such sample.
+    `longest_path` is the longest sample that will be trained, in tokens (the trainer's `seq_len`): a sliding
+    window below it is refused now rather than at the first such sample.
 
     Raises:
-        ValueError: the architecture computes something that the packed forward does not reproduce exactly. Besides
+        ValueError: the architecture computes something that the packed forward does not reproduce exactly.
+        Besides
             what its config says, a probe compares the two on the loaded weights.
     """
     model = AutoModelForCausalLM.from_pretrained(
         config.path, dtype=torch.float32, trust_remote_code=config.trust_remote_code
     )
-    return pack_exactly(model.to(device), longest_path)
+    model.to(torch.device(device))  # type: ignore[arg-type]
+    return pack_exactly(model, longest_path)
 
 
 def pack_exactly(model: PreTrainedModel, longest_path: int | None = None) -> PreTrainedModel:
@@ -55,8 +57,9 @@ def pack_exactly(model: PreTrainedModel, longest_path: int | None = None) -> Pre
     window = _sliding_window(config)
     if window and longest_path and longest_path > window:
         raise ValueError(
-            f"{name} attends within a sliding window of {window} tokens, but samples may have {longest_path}; packed "
-            f"training computes full attention: set seq_len to at most {window} or use another model"
+            f"{name} attends within a sliding window of {window} tokens, but samples may have "
+            f"{longest_path}; packed training computes full attention: set seq_len to at most {window} or "
+            f"use another model"
         )
     _disable_dropout(model)
     probe = _probe_samples(config.vocab_size)
@@ -117,13 +120,13 @@ def _check_probe(model: PreTrainedModel, probe: list[TrainingSample], expected: 
         packed = token_logprobs(model, micro).logprobs
     except TypeError as error:
         raise ValueError(f"{name} does not take packed rows: {error}; use another architecture") from error
-    error = float((packed - expected).abs().max())
-    layers = model.config.get_text_config().num_hidden_layers
-    if micro.forest.attention_calls != layers or not error <= PROBE_TOLERANCE:
+    difference = float((packed - expected).abs().max())
+    layers, calls = model.config.get_text_config().num_hidden_layers, micro.forest.attention_calls
+    if calls != layers or not difference <= PROBE_TOLERANCE:
         raise ValueError(
-            f"{name} cannot be trained packed: {micro.forest.attention_calls} of its {layers} layers use forest "
-            f"attention, and packed log-probs differ from plain ones by {error:.2g} (at most {PROBE_TOLERANCE} is "
-            "rounding); use an architecture with plain softmax attention in every layer"
+            f"{name} cannot be trained packed: {calls} of its {layers} layers use forest attention, and "
+            f"packed log-probs differ from plain ones by {difference:.2g} (rounding is below "
+            f"{PROBE_TOLERANCE}); use an architecture with plain softmax attention in every layer"
         )
 
 
@@ -134,11 +137,12 @@ def save_model(
     dtype: torch.dtype,
     state: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write a Hugging Face folder: config, safetensors in `dtype`, generation config, and the tokenizer's files.
+    """Write a Hugging Face folder: config, safetensors in `dtype`, generation config, and the tokenizer's
+    files.
 
-    `tokenizer_source` is the folder (or hub id) that the model came from. Tied weights stay tied. `folder` is written
-    in place: stage it (`publish_folder`) where another process waits for it. `state` holds the whole weights of a model
-    whose own are sharded; None: `model.state_dict()`.
+    `tokenizer_source` is the folder (or hub id) that the model came from. Tied weights stay tied. `folder` is
+    written in place: stage it (`publish_folder`) where another process waits for it. `state` holds the whole
+    weights of a model whose own are sharded; None: `model.state_dict()`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if Path(tokenizer_source).is_dir():

@@ -1,6 +1,6 @@
 """The training loss of one micro batch: L = S_rl / N_rl + S_ce / N_ce + S_kl / N_kl (SPEC section 2).
 
-The normalisers are those of the whole step, over all micro batches and ranks, so that gradients simply add up.
+The normalisers are those of the whole step, over all micro batches and ranks, so that gradients add up.
 """
 
 import torch
@@ -22,9 +22,9 @@ def component_loss(
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """This micro batch's share of the step's loss, and its metrics.
 
-    `logprobs` is float[L], differentiable; `entropy` float[L]. The loss is a scalar, attached to the graph even when
-    every component is empty. A metric is a float[2] of sum and denominator, the same keys for every micro batch: add
-    them up over micro batches and ranks, then call `reduce_metrics`.
+    `logprobs` is float[L], differentiable; `entropy` float[L]. The loss is a scalar, attached to the graph
+    even when every component is empty. A metric is a float[2] of sum and denominator, the same keys for every
+    micro batch: add them up over micro batches and ranks, then call `reduce_metrics`.
     """
     components = {
         "rl": (rl_loss, micro.rl_weights, normalisers.rl),
@@ -33,8 +33,8 @@ def component_loss(
     }
     losses: dict[str, Tensor] = {}
     metrics: dict[str, Tensor] = {}
-    for name, (loss, weights, normaliser) in components.items():
-        outputs = loss(
+    for name, (loss_of, weights, normaliser) in components.items():
+        outputs = loss_of(
             LossInputs(
                 trainer_logprobs=logprobs,
                 inference_logprobs=micro.inference_logprobs,
@@ -54,12 +54,13 @@ def component_loss(
 
 
 def nonfinite_samples(logprobs: Tensor, micro: DeviceMicroBatch) -> list[int]:
-    """Indexes of the samples that have an entry whose trainer log-prob is NaN or infinite, ascending. The trainer
-    must not step when there are any: the losses only leave such entries out."""
+    """Indexes of the samples that have an entry whose trainer log-prob is NaN or infinite, ascending. The
+    trainer must not step when there are any: the losses only leave such entries out."""
     bad = ~torch.isfinite(logprobs.detach())
     return micro.sample_index[bad].unique().tolist()
 
 
 def reduce_metrics(sums: dict[str, Tensor]) -> dict[str, float]:
-    """Global means from summed float[2] metrics; a zero denominator (a plain sum, or an empty set) becomes 1."""
+    """Global means from summed float[2] metrics; a zero denominator (a plain sum, or an empty set) becomes
+    1."""
     return {key: (pair[0] / (pair[1] if pair[1] else 1)).item() for key, pair in sums.items()}

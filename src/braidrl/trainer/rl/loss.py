@@ -1,6 +1,7 @@
-"""What a loss is: per-token tensors of one sequence in, a sum to minimise and metrics out (seed 000, "Custom Loss").
+"""What a loss is: per-token tensors of one sequence in, a sum to minimise and metrics out (seed 000).
 
-The built-in losses are vectorised over all entries of a micro batch: for them the packed entries are one sequence.
+The built-in losses are vectorised over all entries of a micro batch: for them the packed entries are one
+sequence.
 """
 
 from collections.abc import Callable
@@ -15,8 +16,8 @@ MAX_LOG_RATIO = 20.0
 
 @dataclass
 class LossInputs:
-    """Per-token tensors, float[N]. Tokens outside `loss_mask` may hold NaN or infinities. Only `trainer_logprobs`
-    carries a gradient."""
+    """Per-token tensors, float[N]. Tokens outside `loss_mask` may hold NaN or infinities. Only
+    `trainer_logprobs` carries a gradient."""
 
     trainer_logprobs: Tensor
     """Current policy (x)."""
@@ -35,10 +36,12 @@ class LossInputs:
 
 @dataclass
 class LossOutputs:
-    """`loss` is a sum over the members, attached to the graph even when there is none; the trainer divides it.
+    """`loss` is a sum over the members, attached to the graph even when there is none; the trainer divides
+    it.
 
-    A metric is a scalar (a mean, averaged over calls) or, from built-ins, a float[2] of a sum and its denominator, so
-    that it adds up over micro batches and ranks before one division; denominator 0 marks a plain sum.
+    A metric is a scalar (a mean, averaged over calls) or, from built-ins, a float[2] of a sum and its
+    denominator, so that it adds up over micro batches and ranks before one division; denominator 0 marks a
+    plain sum.
     """
 
     loss: Tensor
@@ -49,7 +52,8 @@ Loss = Callable[[LossInputs], LossOutputs]
 
 
 def capped_ratio(log_ratio: Tensor) -> Tensor:
-    """exp(min(log_ratio, 20)), float[N]. The gradient is the capped ratio times the score, also above the cap."""
+    """exp(min(log_ratio, 20)), float[N]. The gradient is the capped ratio times the score, also above the
+    cap."""
     return torch.exp(log_ratio - (log_ratio.detach() - MAX_LOG_RATIO).clamp_min(0))
 
 

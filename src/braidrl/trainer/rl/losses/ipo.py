@@ -18,9 +18,10 @@ from braidrl.trainer.rl.loss import (
 def ipo_loss(inputs: LossInputs, config: IPOLossConfig) -> LossOutputs:
     """Sum over members with |exp(x) - exp(mu)| <= eps of -adv_tau * A * exp(x - mu) * w.
 
-    The trust region ignores the advantage's sign. A member whose x or mu is not finite is rejected and counted.
-    Metrics are over members: `is_masked` (rejected), of which `is_masked_low` / `is_masked_high` (probability fell or
-    rose too far), `masked_mismatch_kl`, `unmasked_mismatch_kl`, and the counts `nonfinite_tokens`, `ratio_capped`.
+    The trust region ignores the advantage's sign. A member whose x or mu is not finite is rejected and
+    counted. Metrics are over members: `is_masked` (rejected), of which `is_masked_low` / `is_masked_high`
+    (probability fell or rose too far), `masked_mismatch_kl`, `unmasked_mismatch_kl`, and the counts
+    `nonfinite_tokens`, `ratio_capped`.
     """
     member = inputs.loss_mask
     x, mu = inputs.trainer_logprobs[member], inputs.inference_logprobs[member]
