@@ -42,7 +42,17 @@ class Launch:
 
     def start(self, *flags: str) -> subprocess.Popen:
         """Start it; its output goes to `output`."""
-        command = [sys.executable, "-m", "braidrl.cli", "rl", "@", str(self.config), "--output_dir", str(self.run.root), *flags]
+        command = [
+            sys.executable,
+            "-m",
+            "braidrl.cli",
+            "rl",
+            "@",
+            str(self.config),
+            "--output_dir",
+            str(self.run.root),
+            *flags,
+        ]
         env = {**os.environ, "OMP_NUM_THREADS": "1"}
         with self.output.open("w") as output:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)

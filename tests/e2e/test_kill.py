@@ -7,7 +7,6 @@ import time
 from pathlib import Path
 
 import pytest
-
 from runs import Launch, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -30,7 +29,9 @@ def process_ids(launch: Launch) -> dict[str, int]:
 
 
 @pytest.mark.parametrize(("victim", "seed"), [("inference", 0), ("orchestrator", 1), ("trainer", 2)])
-def test_killed_process_ends_the_run_and_resume_finishes_it(tmp_path: Path, tiny_model_dir: Path, victim: str, seed: int) -> None:
+def test_killed_process_ends_the_run_and_resume_finishes_it(
+    tmp_path: Path, tiny_model_dir: Path, victim: str, seed: int
+) -> None:
     launch = Launch(tmp_path, tiny_model_dir)
     flags = ("--max_steps", str(STEPS), "--checkpoint.interval", "1")
     launcher = launch.start(*flags)

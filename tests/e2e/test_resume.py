@@ -4,9 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from safetensors.numpy import load_file
-
 from runs import Launch
+from safetensors.numpy import load_file
 
 pytestmark = pytest.mark.e2e
 

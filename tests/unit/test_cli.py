@@ -15,7 +15,9 @@ HEAVY = ("torch", "transformers")
 
 
 def braid(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "braidrl.cli", *args], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-m", "braidrl.cli", *args], capture_output=True, text=True, timeout=60
+    )
 
 
 def modules_after(*args: str) -> set[str]:
@@ -64,7 +66,10 @@ def _seconds(*args: str) -> float:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--trainer.optim.lrr", "1"], "trainer.optim.lrr: unknown key; did you mean 'trainer.optim.lr'? [command line]"),
+        (
+            ["--trainer.optim.lrr", "1"],
+            "trainer.optim.lrr: unknown key; did you mean 'trainer.optim.lr'? [command line]",
+        ),
         (["--orchestrator.batch_size", "many"], "orchestrator.batch_size: input should be a valid integer"),
         (["--model.dtype", "fp8"], "model.dtype: input should be 'float32' or 'bfloat16' (got 'fp8')"),
         (["--trainer.seed", "3"], "trainer.seed differs from seed at the root"),
@@ -73,7 +78,9 @@ def _seconds(*args: str) -> float:
         (["--resume", "--clean"], "give one of them"),
     ],
 )
-def test_bad_configuration_is_one_clear_error(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_configuration_is_one_clear_error(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["rl", "@", str(RECIPE), *flags]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1

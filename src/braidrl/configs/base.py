@@ -7,4 +7,6 @@ from pydantic_config import BaseConfig as _BaseConfig
 class BaseConfig(_BaseConfig):
     """One block of a run's configuration. Field documentation stands under each field."""
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        extra="forbid", allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True
+    )

@@ -100,10 +100,8 @@ def _origin(location: tuple, args: list[str]) -> str | None:
 
 def _contains(data: Any, location: tuple) -> bool:
     for part in location:
-        if isinstance(data, dict) and part in data:
+        try:
             data = data[part]
-        elif isinstance(data, list) and isinstance(part, int) and part < len(data):
-            data = data[part]
-        else:
+        except (KeyError, IndexError, TypeError):
             return False
     return bool(location)

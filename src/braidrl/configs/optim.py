@@ -36,5 +36,7 @@ class SchedulerConfig(BaseConfig):
     @model_validator(mode="after")
     def _constant_does_not_decay(self) -> Self:
         if self.type == "constant" and self.decay_steps is not None:
-            raise ValueError('decay_steps has no effect with type "constant"; set type = "linear" or "cosine", or remove decay_steps')
+            raise ValueError(
+                'decay_steps has no effect with type "constant"; set type = "linear" or "cosine", or remove decay_steps'
+            )
         return self

@@ -63,7 +63,9 @@ class TrainConfig(BaseConfig):
         if not isinstance(data, dict) or not isinstance(data.get("source"), list):
             return data
         defaults = {key: data[key] for key in INHERITED if key in data}
-        sources = [inherit(defaults, source) if isinstance(source, dict) else source for source in data["source"]]
+        sources = [
+            inherit(defaults, source) if isinstance(source, dict) else source for source in data["source"]
+        ]
         return {**data, "source": sources}
 
 
@@ -72,7 +74,11 @@ def inherit(defaults: dict[str, Any], override: dict[str, Any]) -> dict[str, Any
     merged = dict(defaults)
     for key, value in override.items():
         base = merged.get(key)
-        if isinstance(base, dict) and isinstance(value, dict) and value.get("type", base.get("type")) == base.get("type"):
+        if (
+            isinstance(base, dict)
+            and isinstance(value, dict)
+            and value.get("type", base.get("type")) == base.get("type")
+        ):
             merged[key] = inherit(base, value)
         else:
             merged[key] = value
@@ -125,7 +131,7 @@ class GatewayConfig(BaseConfig):
 class ClientConfig(BaseConfig):
     """Where the inference replicas listen. `braid rl` fills it in."""
 
-    base_url: list[str] = ["http://127.0.0.1:8000/v1"]
+    base_url: list[str] = Field(default=["http://127.0.0.1:8000/v1"], min_length=1)
     """One address a replica, each ending in `/v1`."""
     api_key_var: str | None = None
     """Environment variable that holds the replicas' API key; None: no key."""
@@ -176,7 +182,7 @@ class OrchestratorConfig(BaseConfig):
         for index, source in enumerate(self.train.source):
             if source.group_size > self.batch_size:
                 raise ValueError(
-                    f"train.source[{index}].group_size ({source.group_size}) is larger than batch_size ({self.batch_size}); "
-                    "raise batch_size or lower group_size"
+                    f"train.source[{index}].group_size ({source.group_size}) is larger than batch_size "
+                    f"({self.batch_size}); raise batch_size or lower group_size"
                 )
         return self

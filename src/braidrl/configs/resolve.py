@@ -21,5 +21,8 @@ def _resolve(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: st
         source.env = env.model_dump(mode="json", exclude_none=True)
         source.name = source.name or env.env_id
         if source.name in taken:
-            raise ConfigError(f"{path}[{index}].name", f"{source.name!r} names source {taken[source.name]} already; give each source a name of its own")
+            raise ConfigError(
+                f"{path}[{index}].name",
+                f"{source.name!r} names source {taken[source.name]} already; give each source a name of its own",
+            )
         taken[source.name] = index

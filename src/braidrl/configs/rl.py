@@ -72,7 +72,9 @@ class RLConfig(BaseConfig):
         for key, processes in SHARED.items():
             for process in processes:
                 if getattr(getattr(self, process), key) != getattr(self, key):
-                    raise ValueError(f"{process}.{key} differs from {key} at the root; a run has one {key}: set it at the root alone")
+                    raise ValueError(
+                        f"{process}.{key} differs from {key} at the root; a run has one {key}: set it at the root alone"
+                    )
         return self
 
     @model_validator(mode="after")

@@ -23,7 +23,9 @@ class SFTDataConfig(BaseConfig):
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
         if (self.taskset is None) == (self.path is None):
-            raise ValueError('set exactly one of data.taskset (for example data.taskset.id = "reverse-text") and data.path')
+            raise ValueError(
+                'set exactly one of data.taskset (for example data.taskset.id = "reverse-text") and data.path'
+            )
         return self
 
 

@@ -29,7 +29,7 @@ class TrainerConfig(BaseConfig):
     max_steps: int = Field(100, ge=1)
     """Optimizer steps."""
     seq_len: int = Field(2048, ge=2)
-    """Context limit, in tokens; also the least token budget of a packed row."""
+    """Context limit in tokens."""
     seed: int = Field(0, ge=0)
     """Seeds everything that the trainer draws."""
     micro_batch_tokens: int | None = Field(None, ge=2)

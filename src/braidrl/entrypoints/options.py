@@ -37,7 +37,9 @@ def parse_options(args: list[str]) -> Options:
         else:
             options.config_args.append(arg)
     if options.resume and options.clean:
-        raise ConfigError("--resume", "--resume continues the run that --clean would remove; give one of them")
+        raise ConfigError(
+            "--resume", "--resume continues the run that --clean would remove; give one of them"
+        )
     return options
 
 

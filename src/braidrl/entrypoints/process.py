@@ -10,7 +10,9 @@ from braidrl.configs.load import load_config, to_toml
 from braidrl.entrypoints.options import Options, parse_options
 
 
-def run_process(cls: type[BaseModel], args: list[str], command: str, target: str, pass_resume: bool = True) -> int:
+def run_process(
+    cls: type[BaseModel], args: list[str], command: str, target: str, pass_resume: bool = True
+) -> int:
     """Run `target` (`module:function`) with the loaded config; `target` is imported only to be run."""
     options = parse_options(args)
     config = load_config(cls, options.config_args, f"braid {command}")

@@ -26,15 +26,24 @@ HELDOUT = "heldout"
 def main(args: list[str]) -> int:
     """Exit codes as of `braid rl`."""
     parser = argparse.ArgumentParser(prog="braid quickstart", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--output-dir", type=Path, default=Path("outputs/quickstart"), help="where everything goes (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of weights, tasks and sampling (default: %(default)s)")
+    parser.add_argument(
+        "--output-dir",
+        type=Path,
+        default=Path("outputs/quickstart"),
+        help="where everything goes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights, tasks and sampling (default: %(default)s)"
+    )
     parser.add_argument("--clean", action="store_true", help="remove what lies in the output folder first")
     options = parser.parse_args(args)
     folder: Path = options.output_dir
     if options.clean:
         shutil.rmtree(folder, ignore_errors=True)
     if folder.exists() and any(folder.iterdir()):
-        raise ConfigError("--output-dir", f"{folder} is not empty; remove it with --clean or choose another folder")
+        raise ConfigError(
+            "--output-dir", f"{folder} is not empty; remove it with --clean or choose another folder"
+        )
     return Quickstart(folder, options.seed, recipe_folder(), Console()).run()
 
 
@@ -61,13 +70,24 @@ class Quickstart:
         """Play all acts, then tell what was learned."""
         started = time.monotonic()
         try:
-            self._act("1/3", "make a tiny model from code (no download)", ["tiny-model", str(self.model), "--seed", self.seed])
-            self._act("2/3", "warm it up on demonstrations, most of which only copy the text", self._sft_args(), SFT_STEPS)
+            self._act(
+                "1/3",
+                "make a tiny model from code (no download)",
+                ["tiny-model", str(self.model), "--seed", self.seed],
+            )
+            self._act(
+                "2/3",
+                "warm it up on demonstrations, most of which only copy the text",
+                self._sft_args(),
+                SFT_STEPS,
+            )
         except ProcessFailed as failure:
             print(f"braid quickstart: error: {failure}", file=sys.stderr)
             return 1
         args = self._rl_args()
-        self._announce("3/3", "reinforcement learning: it finds out that only the reversed text is rewarded", args)
+        self._announce(
+            "3/3", "reinforcement learning: it finds out that only the reversed text is rewarded", args
+        )
         code = rl.main(args[1:])
         if code == 0:
             self._tell()
@@ -76,7 +96,16 @@ class Quickstart:
 
     def _sft_args(self) -> list[str]:
         paths = ["--model.path", str(self.model), "--output-dir", str(self.sft.root)]
-        return ["sft", "@", str(self.recipe / "sft.toml"), *paths, "--max-steps", str(SFT_STEPS), "--seed", self.seed]
+        return [
+            "sft",
+            "@",
+            str(self.recipe / "sft.toml"),
+            *paths,
+            "--max-steps",
+            str(SFT_STEPS),
+            "--seed",
+            self.seed,
+        ]
 
     def _rl_args(self) -> list[str]:
         paths = ["--model.path", str(self.sft.weights(SFT_STEPS)), "--output-dir", str(self.rl.root)]
@@ -107,7 +136,9 @@ class Quickstart:
         heldout = rewards.heldout_rewards(self.rl, HELDOUT)
         before, after = heldout[0], heldout[-1]
         picture = self.folder / "reward.png"
-        plot.save_reward_plot(picture, steps, curve, [(each.version, each.mean, each.ci95) for each in heldout])
+        plot.save_reward_plot(
+            picture, steps, curve, [(each.version, each.mean, each.ci95) for each in heldout]
+        )
         self.console.print("\n" + plot.terminal_plot(steps, curve), highlight=False, markup=False)
         self.console.print(
             f"held-out reward: {before.mean:.3f} ± {before.ci95:.3f} before, {after.mean:.3f} ± {after.ci95:.3f} after"
@@ -116,24 +147,37 @@ class Quickstart:
         )
         self._show_rollouts(before.version, after.version)
         self.console.print(f"\npicture of the curve: {picture}", highlight=False, soft_wrap=True)
-        self.console.print(NEXT.format(run=self.rl.root, recipe=self.recipe, model=self.sft.weights(SFT_STEPS)), highlight=False, markup=False, soft_wrap=True)
+        self.console.print(
+            NEXT.format(run=self.rl.root, recipe=self.recipe, model=self.sft.weights(SFT_STEPS)),
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
 
     def _show_rollouts(self, before: int, after: int) -> None:
         """The same held-out task under both policies: the one that gained most."""
         from braidrl.report import rewards
 
         first, last = rewards.eval_episodes(self.rl, before), rewards.eval_episodes(self.rl, after)
-        key = max(first.keys() & last.keys(), key=lambda key: rewards.reward(last[key]) - rewards.reward(first[key]))
+        key = max(
+            first.keys() & last.keys(), key=lambda key: rewards.reward(last[key]) - rewards.reward(first[key])
+        )
         self.console.print("\nthe held-out task that gained most:")
         for label, record in (("before", first[key]), ("after", last[key])):
             messages = "  ".join(f"{role}: {text!r}" for role, text in rewards.conversation(record))
-            self.console.print(f"  {label:<7}{messages}  reward {rewards.reward(record):.2f}", highlight=False, markup=False, soft_wrap=True)
+            self.console.print(
+                f"  {label:<7}{messages}  reward {rewards.reward(record):.2f}",
+                highlight=False,
+                markup=False,
+                soft_wrap=True,
+            )
 
 
 NEXT = """
 what to try next:
   every rollout, readable     head -c 2000 {run}/episodes/train/step_000001.jsonl
   every metric                tail -n 1 {run}/metrics/trainer.jsonl
-  another learning rate       braid rl @ {recipe}/rl.toml --model.path {model} --output-dir outputs/try --trainer.optim.lr 1e-3
+  another learning rate       braid rl @ {recipe}/rl.toml --model.path {model} \\
+                                --output-dir outputs/try --trainer.optim.lr 1e-3
   strictly on-policy          ... --orchestrator.max_off_policy_steps 0
   a 135M-parameter model      see examples/reverse_text/README.md"""

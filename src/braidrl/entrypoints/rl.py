@@ -46,7 +46,7 @@ def resolve(config: RLConfig) -> RLConfig:
 
 
 def share_cores(config: RLConfig) -> None:
-    """On one machine, overlapping processes split the cores; strictly on-policy ones take turns and have all of them."""
+    """On one machine, overlapping processes split the cores; strictly on-policy ones take turns with all of them."""
     cores = available_cores()
     share = cores if config.orchestrator.max_off_policy_steps == 0 else max(1, cores // 2)
     for process in (config.trainer, config.inference):
@@ -58,13 +58,19 @@ def launch(config: RLConfig, options: Options) -> int:
     run = RunFolder(config.output_dir)
     resume_step = open_run_folder(run, options)
     write_configs(config, run)
-    print(f"run folder {run.root}" + (f", continuing after step {resume_step}" if resume_step else ""), flush=True)
+    print(
+        f"run folder {run.root}" + (f", continuing after step {resume_step}" if resume_step else ""),
+        flush=True,
+    )
     try:
         with Supervisor(config.stop_timeout) as supervisor:
             start_processes(supervisor, config, run, resume_step, options.verbose)
             watch(supervisor, config, run)
     except ProcessFailed as failure:
-        print(f"braid rl: error: {failure}\nthe other processes were stopped; continue with --resume", file=sys.stderr)
+        print(
+            f"braid rl: error: {failure}\nthe other processes were stopped; continue with --resume",
+            file=sys.stderr,
+        )
         return 1
     print(f"done: {config.max_steps} steps; the trained model lies in {run.weights(config.max_steps)}")
     return 0
@@ -79,7 +85,11 @@ def open_run_folder(run: RunFolder, options: Options) -> int:
         shutil.rmtree(run.root, ignore_errors=True)
     occupied = run.root.is_dir() and any(run.root.iterdir())
     if occupied and not options.resume:
-        raise ConfigError("output_dir", f"{run.root} holds a run already; continue it with --resume, remove it with --clean, or set another output_dir")
+        raise ConfigError(
+            "output_dir",
+            f"{run.root} holds a run already; continue it with --resume, remove it with --clean, or set another "
+            "output_dir",
+        )
     if options.resume and not occupied:
         raise ConfigError("--resume", f"there is no run in {run.root}; leave --resume away to start one")
     step = max(run.checkpoints(), default=0)
@@ -91,7 +101,12 @@ def open_run_folder(run: RunFolder, options: Options) -> int:
 def write_configs(config: RLConfig, run: RunFolder) -> None:
     """Save the resolved config beside the run: `rl.toml`, and one file a process."""
     run.configs.mkdir(parents=True, exist_ok=True)
-    for name, part in (("rl", config), ("trainer", config.trainer), ("orchestrator", config.orchestrator), ("inference", config.inference)):
+    for name, part in (
+        ("rl", config),
+        ("trainer", config.trainer),
+        ("orchestrator", config.orchestrator),
+        ("inference", config.inference),
+    ):
         process_config(run, name).write_text(to_toml(part))
 
 
@@ -99,7 +114,9 @@ def process_config(run: RunFolder, name: str) -> Path:
     return run.configs / f"{name}.toml"
 
 
-def start_processes(supervisor: Supervisor, config: RLConfig, run: RunFolder, resume_step: int, verbose: bool) -> None:
+def start_processes(
+    supervisor: Supervisor, config: RLConfig, run: RunFolder, resume_step: int, verbose: bool
+) -> None:
     """Start all three at once; each waits for what it needs of the others."""
     threads = {"inference": config.inference.threads, "orchestrator": None, "trainer": config.trainer.threads}
     for name, count in threads.items():

@@ -62,7 +62,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             env={**os.environ, **env},
             start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no thread runs yet
         )
         self.children[name] = Child(popen, log, stream, ends)
 

@@ -17,7 +17,13 @@ def main(args: list[str]) -> int:
     from braidrl.utils.tiny_model import create_tiny_model
 
     try:
-        create_tiny_model(options.folder, hidden_size=options.hidden_size, num_layers=options.num_layers, context=options.context, seed=options.seed)
+        create_tiny_model(
+            options.folder,
+            hidden_size=options.hidden_size,
+            num_layers=options.num_layers,
+            context=options.context,
+            seed=options.seed,
+        )
     except FileExistsError as error:
         raise ConfigError("folder", str(error)) from None
     print(options.folder)

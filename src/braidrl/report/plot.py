@@ -7,7 +7,9 @@ TERMINAL_SIZE = (72, 14)
 """Characters, lines."""
 
 
-def save_reward_plot(path: Path, steps: Sequence[int], rewards: Sequence[float], heldout: Sequence[tuple[int, float, float]]) -> None:
+def save_reward_plot(
+    path: Path, steps: Sequence[int], rewards: Sequence[float], heldout: Sequence[tuple[int, float, float]]
+) -> None:
     """Write a PNG: mean reward of every training batch, and held-out points `(version, mean, half 95% interval)`."""
     import matplotlib
 

@@ -81,7 +81,9 @@ class Progress:
             return
         if step % self.every and step != self.max_steps:
             return
-        self.console.print(f"step {step}/{self.max_steps}  {line}{self._left(step)}", highlight=False, soft_wrap=True)
+        self.console.print(
+            f"step {step}/{self.max_steps}  {line}{self._left(step)}", highlight=False, soft_wrap=True
+        )
 
     def _left(self, step: int) -> str:
         if self.first is None:

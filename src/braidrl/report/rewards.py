@@ -31,7 +31,10 @@ def heldout_rewards(run: RunFolder, source: str) -> list[HeldOut]:
     """Every evaluation of a source, by version."""
     key = f"eval/{source}/reward"
     rows = [row for row in read_metrics(run.metrics("eval")) if row.get(f"{key}/mean") is not None]
-    return [HeldOut(int(row["step"] or 0), float(row[f"{key}/mean"] or 0.0), float(row[f"{key}/ci95"] or 0.0)) for row in rows]
+    return [
+        HeldOut(int(row["step"] or 0), float(row[f"{key}/mean"] or 0.0), float(row[f"{key}/ci95"] or 0.0))
+        for row in rows
+    ]
 
 
 def eval_episodes(run: RunFolder, version: int) -> dict[str, dict[str, Any]]:
@@ -41,7 +44,10 @@ def eval_episodes(run: RunFolder, version: int) -> dict[str, dict[str, Any]]:
 
 def conversation(record: dict[str, Any]) -> list[tuple[str, str]]:
     """Role and text of each message of the episode's first trace."""
-    return [(node["message"]["role"], node["message"].get("content") or "") for node in record["traces"][0]["nodes"]]
+    return [
+        (node["message"]["role"], node["message"].get("content") or "")
+        for node in record["traces"][0]["nodes"]
+    ]
 
 
 def reward(record: dict[str, Any]) -> float:

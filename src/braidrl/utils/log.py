@@ -3,7 +3,17 @@
 import logging
 import sys
 
-QUIET = ("httpx", "httpx2", "openai", "aiohttp.access", "asyncio", "verifiers", "renderers", "urllib3", "filelock")
+QUIET = (
+    "httpx",
+    "httpx2",
+    "openai",
+    "aiohttp.access",
+    "asyncio",
+    "verifiers",
+    "renderers",
+    "urllib3",
+    "filelock",
+)
 
 
 def configure_logging(verbose: bool = False) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def publish_folder(target: Path) -> Iterator[Path]:
-    """Yield `TARGET.tmp` to fill; on success fsync everything and rename it to `target`. A failure leaves no `target`."""
+    """Yield `TARGET.tmp` to fill; on success fsync everything and rename it. A failure leaves no `target`."""
     staging = _staging(target)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)

@@ -20,7 +20,9 @@ def renderer_options(config: RendererConfig) -> Any:
         options["import_path"] = config.import_path
     if config.name == "auto":
         if options:
-            raise ValueError(f"renderer options {sorted(options)} need a renderer name; set renderer.name, for example 'qwen3'")
+            raise ValueError(
+                f"renderer options {sorted(options)} need a renderer name; set renderer.name, for example 'qwen3'"
+            )
         return None
     return type(config_from_name(config.name))(**options)
 
