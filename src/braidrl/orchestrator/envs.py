@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
+from verifiers.v1.clients.train import ElasticRendererPool
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.env import RunSlot
 from verifiers.v1.episode import EnvInfo
@@ -50,10 +51,18 @@ class Finished:
         return [version for version, count in spans for _ in range(count)]
 
     @property
+    def oldest(self) -> int | None:
+        """Oldest policy version that sampled a token of it; None for a frozen source."""
+        calls = itertools.chain.from_iterable(self.spans.values())
+        return min((version for spans in calls for version, _ in spans), default=None)
+
+    @property
     def error(self) -> str | None:
         """What went wrong last; None when nothing did."""
+        if self.episode.ok:
+            return None
         errors = [*self.episode.errors, *(error for trace in self.episode.traces for error in trace.errors)]
-        return f"{errors[-1].type}: {errors[-1].message}" if errors and not self.episode.ok else None
+        return f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode did not complete"
 
 
 @dataclass
@@ -128,6 +137,7 @@ class SourceEnv:
         try:
             done, _ = await asyncio.wait({running}, timeout=self.source.timeout)
             episode = await self._conclude(running, slot) if done else await self._expire(running, slot)
+            episode.env.name = self.name
         finally:
             await _cancel(running, key)
             spans = {trace_id: self.gateway.take_session(trace_id) for trace_id in sessions}
@@ -156,6 +166,8 @@ class SourceEnv:
     async def _expire(self, running: asyncio.Task, slot: RunSlot) -> vf.Episode:
         traces = list(slot.traces)
         await _cancel(running, self.name)
+        for trace in traces:
+            trace.ok = False  # a rollout that is cancelled while it is scored concludes as if all were well
         error = TimeoutError(
             f"the episode was not generated and scored within {self.source.timeout:g} s (timeout of source "
             f"{self.name!r})"
@@ -216,6 +228,13 @@ class EvalEnv(SourceEnv):
         self.tasks: list[vf.Task] = list(itertools.islice(iter(taskset), source.num_tasks))
         if not self.tasks:
             raise ValueError(f"the taskset of eval source {self.name!r} has no tasks; loosen what it selects")
+
+
+async def warm_renderer(config: OrchestratorConfig) -> None:
+    """Load the renderer that all environments share, so that a wrong one fails before any episode."""
+    multiplex = TrainClientConfig.model_fields["multiplex"].default
+    pool = ElasticRendererPool(config.model.path, renderer_options(config.renderer), multiplex=multiplex)
+    await pool.grow()
 
 
 async def _cancel(task: asyncio.Task, name: str) -> None:

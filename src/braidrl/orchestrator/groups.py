@@ -54,8 +54,9 @@ class Group:
 
     def oldest(self) -> int | None:
         """Oldest policy version that a token of it was, or may be, sampled by; None before the first."""
-        sampled = [v for done in self.finished.values() for trace in done.spans for v in done.versions(trace)]
-        return min([*sampled, *self.versions.values()], default=None)
+        sampled = [done.oldest for done in self.finished.values() if done.oldest is not None]
+        dispatched = [self.versions[number] for number in self.running]
+        return min([*sampled, *dispatched], default=None)
 
 
 @dataclass

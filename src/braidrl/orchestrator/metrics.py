@@ -9,6 +9,18 @@ from verifiers.v1.trace import Trace
 
 from braidrl.orchestrator.envs import Finished
 
+ALWAYS = (
+    "episodes/done",
+    "episodes/failed",
+    "episodes/cancelled",
+    "traces/stale",
+    "groups/done",
+    "groups/no_signal",
+    "groups/too_few",
+    "groups/returned",
+)
+"""Counts that are logged when they are 0 as well."""
+
 
 @dataclass
 class StepMetrics:
@@ -56,7 +68,7 @@ class StepMetrics:
         for env, values in self.rewards.items():
             metrics |= spread(f"reward/{env}", values)
         metrics |= {f"metric/{name}": statistics.fmean(values) for name, values in self.values.items()}
-        metrics |= {name: float(count) for name, count in self.counts.items() if name != "traces/truncated"}
+        metrics |= dict.fromkeys(ALWAYS, 0.0) | {name: float(count) for name, count in self.counts.items()}
         metrics["zero_signal"] = _share(self.counts["groups/no_signal"], self.counts["groups/done"])
         metrics["truncated"] = _share(self.counts["traces/truncated"], self.counts["traces/eligible"])
         metrics |= (

@@ -13,7 +13,7 @@ from braidrl.configs.resolve import resolve_environments
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator import checkpoint
 from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.envs import EvalEnv, TrainEnv
+from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import Evaluator
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.policy import PolicyWatcher
@@ -204,7 +204,8 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
     config = config.model_copy(deep=True)
     resolve_environments(config)
     async with AsyncExitStack() as stack:
-        pools = await _connect(config, version, stack)
+        # both take seconds, and neither needs the other
+        pools, _ = await asyncio.gather(_connect(config, version, stack), warm_renderer(config))
         gateway = Gateway(
             config.gateway, pools, seed=config.seed, context=config.seq_len, api_key=_api_key(config)
         )

@@ -80,7 +80,7 @@ class Sink:
     async def arrive(self, group: Group, number: int, finished: Finished) -> None:
         """Take an ended episode and let its algorithm score it. Scoring that fails fails the episode."""
         episode = finished.episode
-        if finished.error is None:
+        if _eligible(finished):
             try:
                 await group.env.algorithm.finalize_episode(episode)
             except Exception as error:
@@ -89,7 +89,8 @@ class Sink:
                 episode.errors.append(Error(type=type(error).__name__, message=f"scoring: {error}"))
         group.finished[number] = finished
         self.metrics.episode(group.env.name, finished, _eligible(finished))
-        self.metrics.refused(reason for trace in episode.traces if (reason := ineligibility(episode, trace)))
+        reasons = (ineligibility(episode, trace) for trace in episode.traces if trace.agent.trainable)
+        self.metrics.refused(reason for reason in reasons if reason)
         if finished.error is not None:
             self.signal.failed(finished.error)
 
