@@ -158,9 +158,8 @@ def main() -> None:
 
 def report(results: dict[str, dict[str, float]]) -> None:
     base = results[CONTESTANTS[0]]
-    print(
-        f"{'':16}{'trained tokens/s':>17}{'speed':>8}{'peak GiB':>10}{'memory':>8}{'loss':>14}{'grad norm':>12}"
-    )
+    columns = {"trained tokens/s": 17, "speed": 8, "peak GiB": 10, "memory": 8, "loss": 14, "grad norm": 12}
+    print(" " * 16 + "".join(f"{name:>{width}}" for name, width in columns.items()))
     for name, row in results.items():
         speed, memory = (
             row["tokens_per_second"] / base["tokens_per_second"],

@@ -101,20 +101,16 @@ def pack(
 ) -> list[MicroBatch]:
     """The rows of one rank, at most `max_tokens` long; a single longer sample gets a row of its own.
 
-    Every rank that is given the same samples gets the same number of rows, of about equal length.
-    Deterministic.
+    Every rank that is given the same samples gets the same number of rows of about equal length.
 
     Raises:
-        ValueError: a stream's length is not the number of tokens; a weight is negative or not finite; a
-        member
-            lacks its advantage or reference log-prob; or a member is the first token of its sample, which no
-            token predicts.
+        ValueError: naming the sample. A stream's length is not the number of tokens; a weight is negative or
+            not finite; a member lacks its advantage or reference log-prob; or a member is the first token of
+            its sample, which no token predicts.
     """
     if max_tokens < 1 or not 0 <= rank < world_size:
-        raise ValueError(
-            f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}: need max_tokens >= 1 and "
-            "0 <= rank < world_size"
-        )
+        seen = f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}"
+        raise ValueError(f"{seen}: need max_tokens >= 1 and 0 <= rank < world_size")
     paths = [_Path(index, sample) for index, sample in enumerate(samples)]
     paths = sorted((path for path in paths if path.entries.size), key=lambda path: path.sort_key)
     rows = _balanced_rows(paths, max_tokens, world_size)
@@ -212,7 +208,7 @@ def _balanced_rows(paths: list[_Path], max_tokens: int, world_size: int) -> list
     """Rows as path indices, longest first, a multiple of `world_size` (empty ones pad): the fewest that hold
     `max_tokens` each, then the least capacity that still needs no more of them."""
     lengths = [len(path.tokens) for path in paths]
-    shared = [0, *(_common_prefix(a.tokens, b.tokens) for a, b in pairwise(paths))]
+    shared = [0, *(_common_prefix(a.tokens, b.tokens) for a, b in pairwise(paths))][: len(paths)]
     rows = _fill(lengths, shared, max_tokens)
     count = -(-max(len(rows), 1) // world_size) * world_size
     low, high = 1, max_tokens
@@ -227,8 +223,7 @@ def _balanced_rows(paths: list[_Path], max_tokens: int, world_size: int) -> list
 
 
 def _fill(lengths: list[int], shared: list[int], capacity: int) -> list[list[int]]:
-    """First-fit decreasing of pieces: runs of sorted paths, each sharing at least a quarter with the last
-    one."""
+    """First-fit decreasing of pieces: runs of sorted paths that share a quarter with their neighbour."""
     pieces: list[tuple[int, list[int]]] = []
     for index, (length, common) in enumerate(zip(lengths, shared, strict=True)):
         if pieces and 4 * common >= length and pieces[-1][0] + length - common <= capacity:

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AttentionInterface
 
 from braidrl.packing import Segment
@@ -169,7 +170,8 @@ def forest_attention(
 ) -> Tensor:
     """Differentiable attention of one packed row, float[1, H, T, D].
 
-    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention). `scale`
+    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention); values may be
+    narrower. `scale`
     None is 1 / sqrt(D).
     """
     if query.shape[0] != 1 or query.shape[2] != forest.length or key.shape[2] != forest.length:
@@ -184,8 +186,10 @@ def forest_attention(
         return _flex(query, key, value, forest, scale)
     # on CPU the float32 kernels are as fast as those of shorter types, and exact
     dtype = torch.promote_types(query.dtype, torch.float32)
-    output = _ForestAttention.apply(query.to(dtype), key.to(dtype), value.to(dtype), forest, scale)
-    return output.to(query.dtype)
+    # and they want values as wide as keys, which those of latent attention are not
+    padded = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
+    output = _ForestAttention.apply(query.to(dtype), key.to(dtype), padded.to(dtype), forest, scale)
+    return output[..., : value.shape[-1]].to(query.dtype)
 
 
 def _attention_interface(

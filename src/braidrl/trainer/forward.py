@@ -36,7 +36,7 @@ STREAMS = (
 
 @dataclass(frozen=True, eq=False)
 class DeviceMicroBatch:
-    """A `MicroBatch` as tensors on the model's device: the same fields and dtypes, the segments as `forest`."""
+    """A `MicroBatch` as tensors on the model's device: the same fields; its segments are the forest."""
 
     forest: Forest
     token_ids: Tensor
@@ -173,7 +173,8 @@ class _HeadLogprobs(torch.autograd.Function):
             grad = grad.to(weight.dtype)
             grad_hidden[chunk] = grad @ weight
             grad_weight += grad.T @ hidden[chunk].to(weight.dtype)
-        grad_bias = None if bias is None else grad_bias.to(bias.dtype)
+        if grad_bias is not None:
+            grad_bias = grad_bias.to(head.weight.dtype)
         return grad_hidden, grad_weight.to(head.weight.dtype), grad_bias, *(None,) * 5
 
 

@@ -36,8 +36,7 @@ def load_model(
 
     Raises:
         ValueError: the architecture computes something that the packed forward does not reproduce exactly.
-        Besides
-            what its config says, a probe compares the two on the loaded weights.
+            Besides what its config says, a probe compares the two on the loaded weights.
     """
     model = AutoModelForCausalLM.from_pretrained(
         config.path, dtype=torch.float32, trust_remote_code=config.trust_remote_code
@@ -137,8 +136,7 @@ def save_model(
     dtype: torch.dtype,
     state: dict[str, Tensor] | None = None,
 ) -> None:
-    """Write a Hugging Face folder: config, safetensors in `dtype`, generation config, and the tokenizer's
-    files.
+    """Write a Hugging Face folder: config, safetensors in `dtype`, generation config, tokenizer files.
 
     `tokenizer_source` is the folder (or hub id) that the model came from. Tied weights stay tied. `folder` is
     written in place: stage it (`publish_folder`) where another process waits for it. `state` holds the whole

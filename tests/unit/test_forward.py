@@ -1,0 +1,318 @@
+"""The packed forward on real tiny models against one plain transformers forward a sample; loading and saving."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+
+from braidrl.configs.loss import IPOLossConfig
+from braidrl.configs.model import ModelConfig
+from braidrl.packing import Normalisers, pack
+from braidrl.trainer import forward
+from braidrl.trainer.forward import Head, head_logprobs, to_device, token_logprobs
+from braidrl.trainer.model import load_model, pack_exactly, save_model
+from braidrl.trainer.rl.components import component_loss
+from braidrl.trainer.rl.loss import LossInputs
+from braidrl.trainer.rl.losses import make_loss
+from braidrl.transport.types import TrainingSample
+
+IPO = make_loss(IPOLossConfig())
+
+
+def make_samples() -> list[TrainingSample]:
+    """Three groups of siblings, two branches of one trace, and samples that mix components and temperatures."""
+    rng = np.random.default_rng(0)
+    samples = []
+    for group in range(3):
+        prompt = rng.integers(0, 256, 5 + 3 * group)
+        completions = [rng.integers(0, 256, rng.integers(1, 7)) for _ in range(3)]
+        samples += [make_sample(rng, np.append(prompt, tail), len(prompt)) for tail in completions]
+    turn = samples[-1].token_ids
+    samples += [make_sample(rng, np.append(turn, rng.integers(0, 256, 4)), 11) for _ in range(2)]
+    for sample in samples[::2]:
+        length, off_prompt = len(sample.token_ids), np.arange(len(sample.token_ids)) > 0
+        sample.temperature = 0.6
+        sample.rl_weights = (sample.mask * rng.random(length)).astype(np.float32)
+        sample.ce_weights = (off_prompt * (rng.random(length) < 0.5)).astype(np.float32)
+        sample.ref_kl_weights = (sample.mask * rng.random(length)).astype(np.float32)
+        sample.ref_logprobs = (-6 * rng.random(length)).astype(np.float32)
+    return samples
+
+
+def make_sample(rng: np.random.Generator, tokens: np.ndarray, prompt: int) -> TrainingSample:
+    mask = np.arange(len(tokens)) >= prompt
+    return TrainingSample(
+        token_ids=tokens.astype(np.int32),
+        mask=mask,
+        sampling_logprobs=(mask * rng.normal(-5.5, 0.3, len(tokens))).astype(np.float32),
+        advantages=(mask * rng.normal(size=len(tokens))).astype(np.float32),
+    )
+
+
+def train(model: PreTrainedModel, samples: list[TrainingSample], **packing) -> tuple[float, torch.Tensor]:
+    """Loss and flat gradient through packed rows."""
+    model.zero_grad()
+    total, world_size = 0.0, packing.pop("world_size", 1)
+    for rank in range(world_size):
+        for row in pack(samples, rank=rank, world_size=world_size, **packing):
+            micro = to_device(row, "cpu")
+            outputs = token_logprobs(model, micro)
+            loss, _ = component_loss(outputs.logprobs, micro, IPO, Normalisers.of(samples), outputs.entropy)
+            loss.backward()
+            total += loss.item()
+    return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+def plain_logprobs(model: PreTrainedModel, sample: TrainingSample) -> torch.Tensor:
+    """Of every token but the first, one sample at a time, by transformers alone."""
+    ids = torch.from_numpy(sample.token_ids).long()
+    logits = model(input_ids=ids[None]).logits[0, :-1] / sample.temperature
+    return logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
+
+
+def train_plainly(model: PreTrainedModel, samples: list[TrainingSample]) -> tuple[float, torch.Tensor]:
+    """The same loss written down naively, one sample at a time."""
+    model.zero_grad()
+    total, normalisers = torch.zeros(()), Normalisers.of(samples)
+    for sample in samples:
+        x = plain_logprobs(model, sample)
+        zero = np.zeros(len(sample.token_ids), np.float32)
+
+        def stream(name, default, sample=sample, dtype=x.dtype):
+            values = getattr(sample, name)
+            return torch.from_numpy(default if values is None else values)[1:].to(dtype)
+
+        rl = stream("rl_weights", sample.mask)
+        inputs = LossInputs(
+            x, stream("sampling_logprobs", zero), None, stream("advantages", zero), rl != 0, rl
+        )
+        total = total + IPO(inputs).loss / normalisers.rl
+        total = total - (x * stream("ce_weights", zero)).sum() / normalisers.ce
+        mu, kl, ref = inputs.inference_logprobs, stream("ref_kl_weights", zero), stream("ref_logprobs", zero)
+        keep = ((x.exp() - mu.exp()).detach() >= -0.2) & (kl != 0)
+        signal = ((ref - x).detach() * (x - mu).exp() * kl)[keep]
+        total = total - signal.sum() / normalisers.ref_kl
+    total.backward()
+    return total.item(), torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+
+
+@pytest.fixture(scope="module")
+def samples() -> list[TrainingSample]:
+    return make_samples()
+
+
+@pytest.fixture
+def model(tiny_model_dir: Path) -> PreTrainedModel:
+    return load_model(ModelConfig(path=str(tiny_model_dir)), "cpu")
+
+
+@pytest.fixture(scope="module")
+def plain(tiny_model_dir: Path) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
+
+
+# norms and rotations are float32 in transformers, also in a float64 model
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 3e-7), (torch.float32, 1e-5)])
+def test_loss_and_gradient_equal_plain_transformers(model, plain, samples, dtype, tolerance):
+    wanted_loss, wanted = train_plainly(plain.to(dtype), samples)
+    loss, gradient = train(model.to(dtype), samples, max_tokens=512)
+    assert loss == pytest.approx(wanted_loss, rel=tolerance)
+    torch.testing.assert_close(gradient, wanted, rtol=tolerance, atol=tolerance * wanted.abs().max().item())
+
+
+@pytest.mark.parametrize(
+    "packing", [{"max_tokens": 1}, {"max_tokens": 25}, {"max_tokens": 512, "world_size": 3}]
+)
+def test_gradient_does_not_depend_on_the_packing(model, samples, packing):
+    """`max_tokens` 1 puts every sample into a row of its own: nothing is shared."""
+    loss, gradient = train(model.double(), samples, max_tokens=512)
+    order = np.random.default_rng(1).permutation(len(samples))
+    for batch in (samples, [samples[i] for i in order]):
+        other_loss, other = train(model, batch, **packing)
+        assert other_loss == pytest.approx(loss, rel=1e-7)
+        torch.testing.assert_close(other, gradient, rtol=1e-6, atol=1e-7)
+
+
+def test_packed_samples_do_not_see_each_other(model, plain):
+    rng = np.random.default_rng(2)
+    pair = [make_sample(rng, rng.integers(0, 256, 4), 1) for _ in range(2)]
+    (row,) = pack(pair, max_tokens=100)
+    outputs = token_logprobs(model, to_device(row, "cpu"))
+    wanted = torch.cat([plain_logprobs(plain.float(), sample) for sample in pair])
+    torch.testing.assert_close(outputs.logprobs, wanted, rtol=1e-6, atol=1e-6)
+
+
+def test_activation_checkpointing_sees_the_forest(model, samples):
+    wanted = train(model, samples, max_tokens=512)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    loss, gradient = train(model, samples, max_tokens=512)
+    assert loss == wanted[0]
+    torch.testing.assert_close(gradient, wanted[1], rtol=1e-6, atol=1e-8)
+
+
+def test_an_empty_micro_batch_has_an_attached_zero_gradient(model):
+    loss, gradient = train(model, [], max_tokens=16)
+    assert loss == 0
+    assert torch.equal(gradient, torch.zeros_like(gradient))
+
+
+def identity_head(size: int) -> Head:
+    return Head(torch.eye(size), None)
+
+
+def test_temperature_divides_the_logits():
+    """Logits [0, 1] at temperature 0.5: log softmax([0, 2])[0] = -2.127."""
+    outputs = head_logprobs(
+        torch.tensor([[0.0, 1.0]]), identity_head(2), torch.tensor([0]), torch.tensor([0.5])
+    )
+    assert outputs.logprobs.item() == pytest.approx(-2.126928)
+    assert outputs.entropy.item() == pytest.approx(0.365335, rel=1e-5)
+
+
+@pytest.mark.parametrize("softcap", [None, 3.0])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("chunk", [1, 1 << 20])
+def test_the_head_in_chunks_equals_the_whole(monkeypatch, softcap, biased, chunk):
+    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", chunk)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (
+        torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
+        for shape in ((7, 5), (11, 5), (11,))
+    )
+    targets, temperature = torch.arange(7), torch.linspace(0.5, 2, 7).double()
+    head = Head(weight, bias if biased else None, scale=0.7, softcap=softcap)
+    logits = (hidden @ weight.T + (bias if biased else 0)) * 0.7
+    logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature[:, None]
+    whole = logits.log_softmax(-1)
+    outputs = head_logprobs(hidden, head, targets, temperature)
+    torch.testing.assert_close(outputs.logprobs, whole[torch.arange(7), targets], rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(outputs.entropy, -(whole.exp() * whole).sum(-1), rtol=1e-12, atol=1e-12)
+    assert not outputs.entropy.requires_grad
+    inputs = [hidden, weight, *([bias] if biased else [])]
+    direction = torch.linspace(-1, 1, 7).double()
+    ours = torch.autograd.grad(outputs.logprobs, inputs, direction)
+    wanted = torch.autograd.grad(whole[torch.arange(7), targets], inputs, direction)
+    for mine, theirs in zip(ours, wanted, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
+
+
+def test_bfloat16_compute_keeps_logits_and_softmax_in_float32(model, samples):
+    """Rounded logits of size 20 would be off by up to 0.06, and their softmax would not add up to 1."""
+    (row,) = pack(samples, max_tokens=512)
+    micro = to_device(row, "cpu")
+    exact, rounded = (token_logprobs(model, micro, dtype) for dtype in (torch.float32, torch.bfloat16))
+    assert rounded.logprobs.dtype == rounded.entropy.dtype == torch.float32
+    torch.testing.assert_close(rounded.logprobs, exact.logprobs, rtol=0.02, atol=0.02)
+    hidden, head = (
+        20 * torch.eye(64) + 0.125,
+        Head(torch.eye(64) + 2**-7, None),
+    )  # exact factors, inexact sums
+    targets, temperature = torch.arange(64), torch.ones(64)
+    exact = head_logprobs(hidden, head, targets, temperature)
+    rounded = head_logprobs(hidden, head, targets, temperature, torch.bfloat16)
+    torch.testing.assert_close(rounded.logprobs, exact.logprobs, rtol=1e-6, atol=1e-12)
+
+
+def test_bfloat16_gradients_point_the_same_way(model, samples):
+    _, exact = train(model, samples, max_tokens=512)
+    model.zero_grad()
+    (row,) = pack(samples, max_tokens=512)
+    micro = to_device(row, "cpu")
+    outputs = token_logprobs(model, micro, torch.bfloat16)
+    component_loss(outputs.logprobs, micro, IPO, Normalisers.of(samples))[0].backward()
+    rounded = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+    assert rounded.dtype == torch.float32
+    assert torch.cosine_similarity(rounded, exact, dim=0) > 0.999
+
+
+def test_a_tied_model_survives_training_and_saving(model, tiny_model_dir, samples, tmp_path):
+    train(model, samples, max_tokens=512)
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    save_model(model, tiny_model_dir, tmp_path / "saved", torch.float32)
+    elsewhere = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert elsewhere.lm_head.weight is elsewhere.model.embed_tokens.weight
+    assert elsewhere.config.dtype == torch.float32
+    assert "braid" not in (tmp_path / "saved" / "config.json").read_text()
+    for sample in samples[:3]:
+        (row,) = pack([sample], max_tokens=64)
+        ours = token_logprobs(model, to_device(row, "cpu")).logprobs
+        torch.testing.assert_close(
+            plain_logprobs(elsewhere, sample)[row.hidden_index], ours, rtol=1e-5, atol=1e-5
+        )
+    before, after = (AutoTokenizer.from_pretrained(path) for path in (tiny_model_dir, tmp_path / "saved"))
+    messages = [{"role": "user", "content": "hi"}]
+    assert before.apply_chat_template(messages) == after.apply_chat_template(messages)
+
+
+def test_weights_are_saved_in_the_published_type(model, tiny_model_dir, tmp_path):
+    save_model(model, tiny_model_dir, tmp_path / "saved", torch.bfloat16)
+    elsewhere = AutoModelForCausalLM.from_pretrained(tmp_path / "saved")
+    assert elsewhere.dtype == torch.bfloat16
+    assert model.dtype == torch.float32
+    for (name, ours), theirs in zip(model.named_parameters(), elsewhere.parameters(), strict=True):
+        assert torch.equal(ours.bfloat16(), theirs), name
+
+
+SMALL = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def build(family: str, **settings) -> PreTrainedModel:
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{family}Config")(**SMALL | settings)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("Llama", {"attention_dropout": 0.5}),
+        ("Qwen2", {}),
+        ("Mistral", {"sliding_window": 4096}),
+        ("Gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": 1.0, "head_dim": 8}),
+        ("Cohere", {"logit_scale": 4.0}),
+        ("Granite", {"logits_scaling": 0.25}),
+        ("GPT2", {"n_embd": 32, "n_layer": 2, "n_head": 4, "resid_pdrop": 0.5}),
+        ("Phi", {}),
+        ("Mixtral", {"num_local_experts": 4}),
+    ],
+)
+def test_other_architectures_pass_the_probe(family, settings):
+    """The probe compares packed with plain log-probs; heads with scales, caps and biases are honoured."""
+    model = pack_exactly(build(family, **settings), longest_path=512)
+    assert model.training
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("Mistral", {"sliding_window": 128}, "sliding window of 128 tokens, but samples may have 512"),
+        ("Gemma2", {"head_dim": 8}, "does not support softcap"),
+        ("GptOss", {"num_local_experts": 4, "sliding_window": 4096, "head_dim": 8}, "does not support s_aux"),
+        ("Mamba", {}, "linear_attention layers"),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "conv layers"),
+        ("Bloom", {"n_layer": 2, "n_head": 4}, "0 of its 2 layers use forest attention"),
+    ],
+)
+def test_architectures_that_cannot_be_packed_are_refused(family, settings, message):
+    with pytest.raises(ValueError, match=message):
+        pack_exactly(build(family, **settings), longest_path=512)
+
+
+def test_a_head_that_is_not_known_is_refused(monkeypatch):
+    """Any difference between the plain and the packed forward, here an unread logit scale, fails the probe."""
+    monkeypatch.setattr(Head, "of", classmethod(lambda cls, model: cls(model.lm_head.weight, None)))
+    with pytest.raises(ValueError, match="packed log-probs differ"):
+        pack_exactly(build("Cohere", logit_scale=4.0))
