@@ -87,7 +87,7 @@ class BraidChatHarness(Harness[BraidChatHarnessConfig]):
         self, stack: AsyncExitStack, trace: Trace, mcp_urls: dict[str, str], data: TaskData
     ) -> "Toolbox":
         """The task's tools, less those that the config disables; MCP connections close with `stack`."""
-        python = PythonTools(data, trace.state)
+        python = PythonTools(data, trace)
         headers = self.config.resolve_mcp_headers(mcp_urls)
         servers = {
             name: {"url": url, "timeout": self.config.tool_timeout, "headers": headers.get(name)}

@@ -22,7 +22,7 @@ from typing import Any, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
-from verifiers.v1 import TaskData, tool
+from verifiers.v1 import TaskData, Trace, tool
 
 __all__ = ["PythonTools", "parse_arguments", "tool"]
 
@@ -35,9 +35,9 @@ STATE = "state"
 class PythonTools:
     """The Python tools of one task. `schemas` is in the wire form of the OpenAI chat API."""
 
-    def __init__(self, data: TaskData, state: Any) -> None:
+    def __init__(self, data: TaskData, trace: Trace) -> None:
         self._data = data
-        self._state = state
+        self._trace = trace
         self._functions = _functions(data.__class__)
         self.schemas = [_schema(function) for function in self._functions.values()]
 
@@ -54,7 +54,7 @@ class PythonTools:
             return f"error: wrong arguments for {name}: {_faults(error)}"
         values = {key: getattr(checked, key) for key in checked.model_fields_set}
         if STATE in inspect.signature(function).parameters:
-            values[STATE] = self._state
+            values[STATE] = self._trace.state
         try:
             result = function(self._data, **values)
             if inspect.isawaitable(result):
