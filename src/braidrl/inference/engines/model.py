@@ -9,6 +9,7 @@ from torch import Tensor
 from braidrl.configs.model import ModelConfig
 from braidrl.inference.engines.attention import Layout, Span, register
 from braidrl.inference.engines.cache import SlotCache
+from braidrl.inference.engines.packing import pack_linears
 
 
 class SlotModel:
@@ -25,6 +26,7 @@ class SlotModel:
         ).eval()
         self.vocab_size: int = self.module.get_input_embeddings().num_embeddings
         self.eos_ids = _eos_ids(self.module)
+        pack_linears(self.module)
         self._check_layers(config.path)
 
     @torch.inference_mode()
@@ -36,7 +38,7 @@ class SlotModel:
         cache: SlotCache,
         rows: Sequence[int],
     ) -> Tensor:
-        """Logits [len(rows), V] after the tokens at `rows` of the flat input; writes all tokens to `cache`."""
+        """Logits [len(rows), V] after the tokens at `rows` of the flat input, all of which enter `cache`."""
         layout = Layout(cache, spans, decoding)
         output = self.module(
             input_ids=torch.tensor([token_ids]),

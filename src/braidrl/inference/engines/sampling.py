@@ -1,6 +1,6 @@
 """Drawing tokens: pure functions on logits, with randomness from counters instead of generators.
 
-B is the number of rows, V the vocabulary. A row's draw depends on its seed and position, not on its neighbours.
+B is the number of rows, V the vocabulary. A row's draw depends on its seed and position alone.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 GOLDEN = 0x9E3779B97F4A7C15
-BLOCK = 256
+BLOCK = 128
 
 
 @dataclass(frozen=True)
@@ -75,37 +75,42 @@ def processed_logits(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Ten
     As vLLM does: temperature, then min_p, then top_k (ties stay), then top_p on what is left. A greedy row
     keeps temperature 1 and every token, so that its reported log-probabilities are the model's own.
     """
-    scaled_BV = logits_BV.float()
+    scaled_BV = logits_BV.to(torch.float32, copy=True)
     temperatures = [p.temperature or 1.0 for p in params]
     if any(t != 1.0 for t in temperatures):
-        scaled_BV = scaled_BV / scaled_BV.new_tensor(temperatures)[:, None]
+        scaled_BV /= scaled_BV.new_tensor(temperatures)[:, None]
     cut = [row for row, p in enumerate(params) if p.truncates]
     if cut:
-        scaled_BV = scaled_BV.clone() if scaled_BV is logits_BV else scaled_BV
         scaled_BV[cut] = _truncate(scaled_BV[cut], [params[row] for row in cut])
     return scaled_BV
 
 
 def draw(logits_BV: Tensor, params: Sequence[SamplingParams], uniforms_B: np.ndarray) -> Draws:
-    """Draw one token a row by inverting the cumulative distribution; greedy rows take the best."""
+    """Draw one token a row by inverting the cumulative distribution; greedy rows take the best.
+
+    Raises `FloatingPointError` when a row's logits hold a NaN or an infinity.
+    """
     scaled_BV = processed_logits(logits_BV, params)
-    best_B, argbest_B = scaled_BV.max(-1)
-    weights_BV = (scaled_BV - best_B[:, None]).exp_()
+    best_B1, argbest_B1 = scaled_BV.max(-1, keepdim=True)
+    width = min(max(p.logprobs for p in params), scaled_BV.shape[1])
+    values_BK, ids_BK = (best_B1, argbest_B1) if width <= 1 else scaled_BV.topk(width, -1)
+    weights_BV = scaled_BV.sub_(
+        best_B1
+    ).exp_()  # in place: at this size a new tensor costs as much as the exp
     tokens_B, totals_B = _invert(weights_BV, torch.from_numpy(uniforms_B).to(scaled_BV.device))
     greedy_B = torch.tensor([p.temperature == 0 for p in params], device=scaled_BV.device)
-    tokens_B = torch.where(greedy_B, argbest_B, tokens_B)
-    normaliser_B = best_B.double() + totals_B.log()
-    logprobs_B = scaled_BV.gather(1, tokens_B[:, None])[:, 0].double() - normaliser_B
+    tokens_B = torch.where(greedy_B, argbest_B1[:, 0], tokens_B)
+    logprobs_B = weights_BV.gather(1, tokens_B[:, None])[:, 0].double().log() - totals_B.log()
     if not bool(torch.isfinite(logprobs_B).all()):
         raise FloatingPointError(
             "the model's logits are not finite; its weights have diverged or are damaged"
         )
-    width = min(max(p.logprobs for p in params), scaled_BV.shape[1])
-    return Draws(
-        tokens_B.tolist(),
-        logprobs_B.tolist(),
-        _candidates(scaled_BV, normaliser_B, (best_B, argbest_B), [min(p.logprobs, width) for p in params]),
-    )
+    best = (values_BK.double() - best_B1 - totals_B.log()[:, None]).tolist()
+    candidates = [
+        [(token, logprob) for token, logprob in zip(ids[: p.logprobs], row) if logprob > -torch.inf]
+        for ids, row, p in zip(ids_BK.tolist(), best, params)
+    ]
+    return Draws(tokens_B.tolist(), logprobs_B.tolist(), candidates)
 
 
 def score(logits_BV: Tensor, targets: Sequence[int], width: int) -> list[list[tuple[int, float, int]]]:
@@ -163,7 +168,9 @@ def _invert(weights_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
     """
     rows, vocabulary = weights_BV.shape
     blocks = -(-vocabulary // BLOCK)
-    padded = torch.nn.functional.pad(weights_BV, (0, blocks * BLOCK - vocabulary)).view(rows, blocks, BLOCK)
+    missing = blocks * BLOCK - vocabulary
+    padded = torch.nn.functional.pad(weights_BV, (0, missing)) if missing else weights_BV
+    padded = padded.view(rows, blocks, BLOCK)
     sums_BN = padded.sum(-1).double()
     block_B, rest_B = _locate(sums_BN.cumsum(-1), uniforms_B * sums_BN.sum(-1))
     inner_BK = padded[torch.arange(rows, device=padded.device), block_B].double().cumsum(-1)
@@ -181,17 +188,3 @@ def _locate(running_BN: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
     )
     before_B = torch.where(index_B > 0, running_BN.gather(1, (index_B - 1).clamp(min=0)[:, None])[:, 0], 0.0)
     return index_B, targets_B - before_B
-
-
-def _candidates(
-    scaled_BV: Tensor, normaliser_B: Tensor, best: tuple[Tensor, Tensor], widths: Sequence[int]
-) -> list[list[tuple[int, float]]]:
-    width = max(widths)
-    if width == 0:
-        return [[] for _ in widths]
-    values_BK, ids_BK = (best[0][:, None], best[1][:, None]) if width == 1 else scaled_BV.topk(width, -1)
-    logprobs = (values_BK.double() - normaliser_B[:, None]).tolist()
-    return [
-        [(token, logprob) for token, logprob in zip(ids[:k], row[:k]) if logprob > -torch.inf]
-        for ids, row, k in zip(ids_BK.tolist(), logprobs, widths)
-    ]

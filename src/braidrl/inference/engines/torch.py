@@ -120,8 +120,10 @@ class TorchEngine:
         return self._call(lambda: setattr(self, "paused", False))
 
     def update_weights(self, path: Path, version: int) -> "Future[int]":
-        """Swap in the weights of a folder between two forwards and resolve to `version`. Sequences in flight go
-        on under the new weights, from recomputed keys and values. `WeightsError` leaves all as it was."""
+        """Swap in the weights of a folder between two forwards; resolves to `version`.
+
+        Sequences in flight go on under the new weights, from recomputed keys and values. `WeightsError` leaves
+        everything as it was."""
         return self._call(lambda: self._update(path, version))
 
     def _call(self, function: Callable[[], Any]) -> "Future[Any]":

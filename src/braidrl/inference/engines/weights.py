@@ -7,6 +7,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from braidrl.inference.engines.packing import pack_linears
+
 LISTED = 3
 """Names that an error lists of each kind."""
 
@@ -41,6 +43,7 @@ def apply_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     state = model.state_dict()
     for name, tensor in tensors.items():
         state[name].copy_(tensor)
+    pack_linears(model)
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:
