@@ -103,7 +103,7 @@ async def test_or_they_leave_a_smaller_batch_and_an_empty_one_is_skipped() -> No
     assert batch is not None
     assert len(batch.traces) == 4
     assert [sample.group_id for sample in batch.training_batch.samples] == ["stub-000003"] * 2
-    assert sink.metrics.take()["batches/skipped"] == 1
+    assert sink.take_metrics()["batches/skipped"] == 1
 
 
 @pytest.mark.parametrize(("broken", "reason"), [(None, "no_reward"), (float("nan"), "nonfinite_reward")])
@@ -112,7 +112,7 @@ async def test_a_missing_reward_excludes_its_trace_and_is_counted(broken: float 
     sink, env = Sink(config), make_env(config, group_size=3)
     await add(sink, env, 0, [1.0, broken, 0.0])
     assert [trace.samples[0].advantages[-1] for trace in sink.ready] == [0.5, -0.5]
-    assert sink.metrics.take()[f"refused/{reason}"] == 1
+    assert sink.take_metrics()[f"refused/{reason}"] == 1
 
 
 @pytest.mark.parametrize("logprobs", [SAMPLED - 1, SAMPLED + 1])
@@ -125,7 +125,7 @@ async def test_a_logprob_too_few_or_too_many_drops_its_trace(logprobs: int) -> N
     await fill(sink, group, [*episodes, odd])
     kept = {trace.samples[0].trace_id for trace in sink.ready}
     assert kept == {finished.episode.traces[0].id for finished in episodes}
-    assert sink.metrics.take()["refused/misaligned_logprobs"] == 1
+    assert sink.take_metrics()["refused/misaligned_logprobs"] == 1
 
 
 async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
@@ -135,7 +135,7 @@ async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
     good = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
     await fill(sink, group, [good[0], make_failure(group.task, "0/1"), good[1]])
     assert [float(trace.samples[0].advantages[-1]) for trace in sink.ready] == [0.5, -0.5]
-    metrics = sink.metrics.take()
+    metrics = sink.take_metrics()
     assert (metrics["episodes/done"], metrics["episodes/failed"]) == (3, 1)
     assert sink.ended == [(group, "signal")]
 
@@ -146,7 +146,7 @@ async def test_a_group_with_too_few_survivors_is_dropped_and_counted() -> None:
     group = Group(0, env, env.curriculum.next_task())
     await fill(sink, group, [make_episode(group.task, 1.0, "0/0"), make_failure(group.task, "0/1")])
     assert sink.ready == []
-    assert sink.metrics.take()["groups/too_few"] == 1
+    assert sink.take_metrics()["groups/too_few"] == 1
 
 
 async def test_a_scoring_model_that_fails_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ async def test_staleness_counts_from_the_oldest_token() -> None:
     assert sink.drop_stale(4) == []  # its sibling is still young enough, so its task is not lost
     assert [trace.oldest for trace in sink.ready] == [2]
     assert sink.drop_stale(6) == [group]
-    assert sink.metrics.take()["traces/stale"] == 2
+    assert sink.take_metrics()["traces/stale"] == 2
 
 
 async def test_a_used_group_is_not_returned_when_its_rest_gets_stale() -> None:
@@ -236,10 +236,10 @@ async def test_metrics_of_a_step() -> None:
     sink, env = Sink(config), make_env(config)
     await add(sink, env, 0, [1.0, 0.0])
     await add(sink, env, 1, [1.0, 1.0])
-    metrics = sink.metrics.take()
+    metrics = sink.take_metrics()
     assert metrics["reward/mean"] == metrics["reward/stub/mean"] == 0.75
     assert metrics["reward/std"] == pytest.approx(np.std([1, 0, 1, 1]))
     assert metrics["zero_signal"] == 0.5
     assert metrics["tokens/mean"] == SAMPLED
     assert metrics["episodes/done"] == 4
-    assert sink.metrics.take()["zero_signal"] == 0
+    assert sink.take_metrics()["zero_signal"] == 0

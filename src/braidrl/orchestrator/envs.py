@@ -6,7 +6,7 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -143,7 +143,7 @@ class SourceEnv:
             spans = {trace_id: self.gateway.take_session(trace_id) for trace_id in sessions}
         return Finished(key, episode, spans, time.perf_counter() - started)
 
-    def _name(self, key: str, sessions: list[str]):
+    def _name(self, key: str, sessions: list[str]) -> Callable[[Trace], None]:
         """A hook that names each trace before its first model call: by agent, and by number among its own."""
         minted: Counter[str] = Counter()
 

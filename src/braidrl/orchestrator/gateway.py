@@ -20,7 +20,7 @@ from aiohttp import web
 
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.replicas import RETRIED, Backoff, Replica, Replicas, describe
-from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, read_spans, translate_answer
+from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, translate_answer
 from braidrl.orchestrator.sessions import Session, Spans, derive_seed
 
 logger = logging.getLogger(__name__)
@@ -212,9 +212,7 @@ class Call:
 
         Raises `TimeoutError` at the deadline.
         """
-        session, version = self.session, replica.version
-        if session is not None:
-            session.sent(version)
+        version = replica.version
         replica.load += 1
         body = self._body(version)
         try:
@@ -260,7 +258,7 @@ class Call:
     ) -> web.Response | str:
         """Note the versions of an answer; one older than what the replica acknowledged is thrown away."""
         try:
-            spans = read_spans(body, version)
+            spans = self.request.spans(body, version)
         except (msgspec.DecodeError, ValueError) as error:
             return error_response(502, f"{replica.url} gave an answer that cannot be used: {error}")
         if version is not None and spans and min(span[0] for span in spans) < version:

@@ -24,7 +24,7 @@ ALWAYS = (
 
 @dataclass
 class StepMetrics:
-    """Counts and values since the last batch; `take` reads and clears them."""
+    """Counts and values since the last batch."""
 
     counts: Counter[str] = field(default_factory=Counter)
     rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -61,8 +61,8 @@ class StepMetrics:
         """Count traces and branches that cannot train, by reason."""
         self.counts.update(f"refused/{reason}" for reason in reasons)
 
-    def take(self) -> dict[str, float]:
-        """The metrics, by name; the next step starts from nothing."""
+    def summary(self) -> dict[str, float]:
+        """The metrics, by name."""
         rewards = [reward for values in self.rewards.values() for reward in values]
         metrics = spread("reward", rewards)
         for env, values in self.rewards.items():
@@ -74,7 +74,6 @@ class StepMetrics:
         metrics |= (
             spread("tokens", self.tokens) | spread("turns", self.turns) | spread("seconds", self.seconds)
         )
-        self.__init__()  # type: ignore[misc]
         return metrics
 
 

@@ -34,11 +34,19 @@ def run(config: OrchestratorConfig, resume_step: int | None = None) -> None:
 async def _until_terminated(config: OrchestratorConfig, resume_step: int | None) -> None:
     """SIGTERM ends the run as an interrupt does: episodes are cancelled and their processes stopped."""
     story = asyncio.create_task(orchestrate(config, resume_step))
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, story.cancel)
+    terminated = asyncio.Event()
+
+    def terminate() -> None:
+        terminated.set()
+        story.cancel()
+
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
         await story
     except asyncio.CancelledError:
-        raise SystemExit(128 + signal.SIGTERM) from None
+        if terminated.is_set():
+            raise SystemExit(128 + signal.SIGTERM) from None
+        raise
 
 
 async def orchestrate(config: OrchestratorConfig, resume_step: int | None = None) -> None:
@@ -123,7 +131,7 @@ class House:
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as error:
-            raise first_cause(error) from error
+            raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
         """Collect, publish, record and report one batch; save the state that the next one starts from."""
@@ -166,7 +174,7 @@ class House:
         traffic = self.gateway.take_traffic()
         staleness = [trace.staleness(batch.step) for trace in batch.traces]
         tokens = [len(sample.token_ids) for trace in batch.traces for sample in trace.samples]
-        metrics = self.sink.metrics.take() | seconds
+        metrics = self.sink.take_metrics() | seconds
         metrics |= {
             "staleness/mean": sum(staleness) / len(staleness),
             "staleness/max": max(staleness),
@@ -204,8 +212,9 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
     config = config.model_copy(deep=True)
     resolve_environments(config)
     async with AsyncExitStack() as stack:
-        # both take seconds, and neither needs the other
-        pools, _ = await asyncio.gather(_connect(config, version, stack), warm_renderer(config))
+        warming = asyncio.create_task(warm_renderer(config))  # takes seconds, and so do the replicas
+        pools = await _connect(config, version, stack)
+        await warming
         gateway = Gateway(
             config.gateway, pools, seed=config.seed, context=config.seq_len, api_key=_api_key(config)
         )

@@ -15,6 +15,10 @@ POLL_SECONDS = 0.05
 """Pause between two looks at the weights folder."""
 
 
+async def _nothing(version: int) -> None:
+    """What there is to do for a version that nobody watches."""
+
+
 class PolicyWatcher:
     """Versions in order, one update at a time, never backwards.
 
@@ -34,7 +38,7 @@ class PolicyWatcher:
         *,
         update_timeout: float,
         restart_timeout: float,
-        on_version: Callable[[int], Awaitable[None]] | None = None,
+        on_version: Callable[[int], Awaitable[None]] = _nothing,
         must_stop: Callable[[int], bool] = lambda version: False,
     ) -> None:
         self.run_folder = run
@@ -65,23 +69,21 @@ class PolicyWatcher:
 
     async def wait_for(self, version: int, timeout: float) -> None:
         """Return once every replica serves `version` or a later one; `TimeoutError` at the deadline."""
-        await self._wait(lambda: self.version >= version, f"policy v{version}", timeout)
+        try:
+            async with asyncio.timeout(timeout), self._advanced:
+                await self._advanced.wait_for(lambda: self.version >= version)
+        except TimeoutError:
+            published = max(self.run_folder.published("weights"), default=0)
+            raise TimeoutError(
+                f"waited {timeout:g} s for policy v{version}; the replicas serve v{self.version} and the "
+                f"newest published weights are v{published}; look at the trainer's log, or raise "
+                f"orchestrator.policy_timeout"
+            ) from None
 
     async def wait_visited(self, version: int) -> None:
         """Return once `on_version` is done with `version`; its own deadlines bound the wait."""
         async with self._advanced:
             await self._advanced.wait_for(lambda: self._visited >= version)
-
-    async def _wait(self, ready: Callable[[], bool], what: str, timeout: float) -> None:
-        try:
-            async with asyncio.timeout(timeout), self._advanced:
-                await self._advanced.wait_for(ready)
-        except TimeoutError:
-            raise TimeoutError(
-                f"waited {timeout:g} s for {what}; the replicas serve v{self.version} and the newest "
-                f"published weights are v{max(self.run_folder.published('weights'), default=0)}; look at the "
-                f"trainer's log, or raise orchestrator.policy_timeout"
-            ) from None
 
     async def _follow(self) -> None:
         while True:
@@ -120,9 +122,7 @@ class PolicyWatcher:
         async with self._advanced:
             self.version = version
             self._advanced.notify_all()
-        await asyncio.to_thread(self._forget)
-        if self.on_version is not None:
-            await self.on_version(version)
+        await asyncio.gather(asyncio.to_thread(self._forget), self.on_version(version))
         async with self._advanced:
             self._visited = version
             self._advanced.notify_all()

@@ -72,6 +72,10 @@ class Request:
     def limit(self, context: int | None) -> None:
         """Nothing to cap where the server renders the prompt itself."""
 
+    def spans(self, body: bytes, version: int | None) -> Spans:
+        """Policy versions of the tokens of an answer; none where tokens stay with the server."""
+        return []
+
     def encode(self, seed: int | None, salt: str | None) -> bytes:
         """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart."""
         fields = self._seeded(seed) if seed is not None else dict(self.fields)
@@ -103,6 +107,9 @@ class GenerateRequest(Request):
             )
         wanted = self.sampling.get("max_tokens")
         self.sampling["max_tokens"] = room if wanted is None else min(wanted, room)
+
+    def spans(self, body: bytes, version: int | None) -> Spans:
+        return read_spans(body, version)
 
     def encode(self, seed: int | None, salt: str | None) -> bytes:
         fields = {

@@ -25,8 +25,6 @@ class Session:
     """What the trainer will replay; None for an evaluation, where every sampling is allowed."""
     replica: "Replica | None" = None
     """Where its growing prefix is cached."""
-    first_version: int | None = None
-    """Policy version that its first call was sent to, which no token of it can precede."""
     calls: int = 0
     """Calls that arrived."""
     spans: dict[int, Spans] = field(default_factory=dict)
@@ -36,11 +34,6 @@ class Session:
         """Number the call that has just arrived."""
         self.calls += 1
         return self.calls - 1
-
-    def sent(self, version: int | None) -> None:
-        """A call goes out to a replica that serves `version`."""
-        if self.first_version is None:
-            self.first_version = version
 
     def answered(self) -> list[Spans]:
         """Versions of the answered calls, in call order."""

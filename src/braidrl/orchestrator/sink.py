@@ -48,20 +48,23 @@ class Sink:
     A trace counts when it is eligible (`ineligibility`) and, with `constant_trainer_batch_size`, carries
     signal; without, traces that carry none count as well and leave a smaller batch. What is left over waits
     for the next batch as long as it is not older than `max_off_policy_steps`.
-
-    Args:
-        shipped: batches that were shipped before (a resumed run).
     """
 
-    def __init__(self, config: OrchestratorConfig, shipped: int = 0) -> None:
+    def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
         self.max_staleness = config.max_off_policy_steps
-        self.shipped = shipped
+        self.shipped = 0
+        """Batches of the run that were shipped, by earlier processes too."""
         self.ready: list[ReadyTrace] = []
         self.ended: list[tuple[Group, str]] = []
         """Groups that ended since the last batch, and what became of each: the step's records."""
         self.metrics = StepMetrics()
         self.signal = SignalWatch(config.batch_size, config.max_empty_batches)
+
+    def take_metrics(self) -> dict[str, float]:
+        """The metrics since the last call."""
+        metrics, self.metrics = self.metrics, StepMetrics()
+        return metrics.summary()
 
     # -- how much may run ahead
 

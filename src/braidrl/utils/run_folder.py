@@ -26,7 +26,7 @@ class RunFolder:
         return self.logs / f"{process}.log"
 
     def metrics(self, process: str) -> Path:
-        """JSONL, one line a step (`trainer`, `orchestrator`)."""
+        """JSONL, one line a step (`trainer`, `orchestrator`) or an evaluated version (`eval`)."""
         return self.root / "metrics" / f"{process}.jsonl"
 
     def train_episodes(self, step: int) -> Path:
