@@ -11,14 +11,20 @@ from pydantic import BaseModel, ValidationError
 from pydantic_config import ConfigFileError, cli
 
 from braidrl.configs.errors import ConfigError, ConfigErrors
+from braidrl.configs.reference import help_text
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
 
-def load_config(cls: type[ConfigT], args: list[str], prog: str = "braid") -> ConfigT:
-    """Read config files and flags into `cls`. Raises `ConfigErrors`; `--help` prints the keys and exits."""
+def load_config(
+    cls: type[ConfigT], args: list[str], prog: str = "braid", hidden: frozenset[str] = frozenset()
+) -> ConfigT:
+    """Read config files and flags into `cls`. Raises `ConfigErrors`; `--help` prints all but `hidden` keys and exits."""
+    if "--help" in args or "-h" in args:
+        print(help_text(cls, prog, hidden))
+        raise SystemExit(0)
     try:
-        return cli(cls, args=args, prog=prog, description=(cls.__doc__ or "").strip())
+        return cli(cls, args=args)
     except ConfigFileError as error:
         if isinstance(error.__cause__, ValidationError):
             raise ConfigErrors(list(_explain(cls, error.__cause__, args))) from None

@@ -23,6 +23,9 @@ SHARED = {
 }
 """Keys at the root, and the processes that take them. A process must not set one of them to something else."""
 
+SHARED_COPIES = frozenset(f"{process}.{key}" for key, processes in SHARED.items() for process in processes)
+"""The processes' copies of the shared keys, which `--help` leaves out."""
+
 
 class RLConfig(BaseConfig):
     """A reinforcement-learning run of three cooperating processes."""

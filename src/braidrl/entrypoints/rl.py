@@ -8,9 +8,10 @@ from pathlib import Path
 
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.load import load_config, to_toml
-from braidrl.configs.rl import RLConfig
+from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.entrypoints.options import RUN_FLAGS, Options, parse_options
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
 
@@ -20,9 +21,9 @@ POLL_SECONDS = 0.2
 def main(args: list[str]) -> int:
     """Exit codes: 0 done, 1 a process failed, 2 bad configuration, 130 interrupted."""
     if "--help" in args or "-h" in args:
-        print(f"usage: braid rl @ FILE [@ FILE ...] [--dotted.key VALUE ...]\n\n{RUN_FLAGS}\n")
+        print(f"flags of the run itself:\n{RUN_FLAGS}\n")
     options = parse_options(args)
-    config = load_config(RLConfig, options.config_args, "braid rl")
+    config = load_config(RLConfig, options.config_args, "braid rl", SHARED_COPIES)
     resolved = resolve(config)
     if options.dry_run:
         print(to_toml(resolved), end="")
@@ -94,6 +95,9 @@ def open_run_folder(run: RunFolder, options: Options) -> int:
         raise ConfigError("--resume", f"there is no run in {run.root}; leave --resume away to start one")
     step = max(run.checkpoints(), default=0)
     run.forget_after(step)
+    for process in ("trainer", "orchestrator", "eval"):
+        # the processes do so too, but progress is read from these files before they are up
+        MetricsWriter(run.metrics(process)).truncate_after(step)
     run.root.mkdir(parents=True, exist_ok=True)
     return step
 

@@ -1,0 +1,80 @@
+"""Every key of a config with its type, default and meaning: what `--help` prints."""
+
+import textwrap
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, Union, get_args, get_origin
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+WIDTH = 110
+INDENT = 8
+
+
+@dataclass
+class Key:
+    """One settable key."""
+
+    path: str
+    """Dotted, as on the command line; `[]` stands for an element of a list."""
+    type: str
+    default: str | None
+    """None: the key is required."""
+    description: str
+
+
+def keys_of(cls: type[BaseModel], prefix: str = "", hidden: frozenset[str] = frozenset()) -> Iterator[Key]:
+    """The keys of a config class, depth first, in the order of their fields, without those that are `hidden`."""
+    for name, field in cls.model_fields.items():
+        path: str = f"{prefix}{name}"
+        annotation: Any = field.annotation
+        if path in hidden:
+            continue
+        if get_origin(annotation) is list:
+            (element,) = get_args(annotation)
+            path, annotation = (f"{path}[]", element) if _is_model(element) else (path, annotation)
+        if _is_model(annotation):
+            yield from keys_of(annotation, f"{path}.", hidden)
+        else:
+            yield Key(
+                path, _type_name(annotation), _default(field), " ".join((field.description or "").split())
+            )
+
+
+def help_text(cls: type[BaseModel], prog: str, hidden: frozenset[str] = frozenset()) -> str:
+    """The text of `PROG --help`."""
+    lines = [f"usage: {prog} @ FILE [@ FILE ...] [--dotted.key VALUE ...]", ""]
+    lines += textwrap.wrap(" ".join((cls.__doc__ or "").split()), WIDTH)
+    lines += ["", "keys (in a file, or as flags):", ""]
+    for key in keys_of(cls, hidden=hidden):
+        lines.append(
+            f"  --{key.path} {key.type}  " + ("(required)" if key.default is None else f"= {key.default}")
+        )
+        lines += textwrap.wrap(
+            key.description, WIDTH, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT
+        )
+    return "\n".join(lines)
+
+
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _type_name(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return "{" + ",".join(map(str, arguments)) + "}"
+    if origin in (Union, types.UnionType):
+        return "|".join(_type_name(argument) for argument in arguments)
+    if origin is not None:
+        return f"{origin.__name__}[{', '.join(_type_name(argument) for argument in arguments)}]"
+    return "none" if annotation is type(None) else getattr(annotation, "__name__", str(annotation)).lower()
+
+
+def _default(field: FieldInfo) -> str | None:
+    if field.is_required():
+        return None
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return "none" if default is None else str(default)
