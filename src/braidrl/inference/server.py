@@ -29,10 +29,12 @@ async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None 
     """
     engine = TorchEngine(config)
     context = Context(config, engine, _api_key(config))
-    runner = web.AppRunner(build_app(context), handler_cancellation=True, access_log=None)
+    runner = web.AppRunner(
+        build_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT
+    )
     await runner.setup()
     try:
-        await web.TCPSite(runner, config.host, config.port, shutdown_timeout=SHUTDOWN_TIMEOUT).start()
+        await web.TCPSite(runner, config.host, config.port).start()
         # one after the other: transformers' lazy imports are not safe in two threads
         context.tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         engine.start()

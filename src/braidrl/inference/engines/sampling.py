@@ -94,17 +94,16 @@ def draw(logits_BV: Tensor, params: Sequence[SamplingParams], uniforms_B: np.nda
     best_B1, argbest_B1 = scaled_BV.max(-1, keepdim=True)
     width = min(max(p.logprobs for p in params), scaled_BV.shape[1])
     values_BK, ids_BK = (best_B1, argbest_B1) if width <= 1 else scaled_BV.topk(width, -1)
-    weights_BV = scaled_BV.sub_(
-        best_B1
-    ).exp_()  # in place: at this size a new tensor costs as much as the exp
+    # in place: at this size a new tensor costs as much as the exp
+    weights_BV = scaled_BV.sub_(best_B1).exp_()
     tokens_B, totals_B = _invert(weights_BV, torch.from_numpy(uniforms_B).to(scaled_BV.device))
-    greedy_B = torch.tensor([p.temperature == 0 for p in params], device=scaled_BV.device)
-    tokens_B = torch.where(greedy_B, argbest_B1[:, 0], tokens_B)
-    logprobs_B = weights_BV.gather(1, tokens_B[:, None])[:, 0].double().log() - totals_B.log()
-    if not bool(torch.isfinite(logprobs_B).all()):
+    if not bool(torch.isfinite(totals_B).all()):
         raise FloatingPointError(
             "the model's logits are not finite; its weights have diverged or are damaged"
         )
+    greedy_B = torch.tensor([p.temperature == 0 for p in params], device=scaled_BV.device)
+    tokens_B = torch.where(greedy_B, argbest_B1[:, 0], tokens_B)
+    logprobs_B = weights_BV.gather(1, tokens_B[:, None])[:, 0].double().log() - totals_B.log()
     best = (values_BK.double() - best_B1 - totals_B.log()[:, None]).tolist()
     candidates = [
         [(token, logprob) for token, logprob in zip(ids[: p.logprobs], row) if logprob > -torch.inf]

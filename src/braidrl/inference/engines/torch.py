@@ -87,7 +87,8 @@ class TorchEngine:
         """End after the current forward; unfinished requests fail with `EngineClosed`."""
         self._closing = True
         self._inbox.put(None)
-        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
 
     def request(
         self, prompt: list[int], params: SamplingParams, *, id: str, salt: str = "", eos: bool = True
