@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"braid {args[0]}: error: {line}", file=sys.stderr)
         return 2
     except BrokenPipeError:  # somebody looked at the first lines only, with `head` say
-        sys.stdout = None  # type: ignore[assignment]  # or closing it at exit would fail again
+        sys.stdout = None  # or closing it at exit would fail again
         return 1
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)

@@ -19,7 +19,7 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 def load_config(
     cls: type[ConfigT], args: list[str], prog: str = "braid", hidden: frozenset[str] = frozenset()
 ) -> ConfigT:
-    """Read config files and flags into `cls`. Raises `ConfigErrors`; `--help` prints all but `hidden` keys and exits."""
+    """Read config files and flags into `cls`. Raises `ConfigErrors`; `--help` prints the keys but `hidden` ones."""
     if "--help" in args or "-h" in args:
         print(help_text(cls, prog, hidden))
         raise SystemExit(0)

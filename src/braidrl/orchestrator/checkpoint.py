@@ -16,19 +16,25 @@ def due(config: CheckpointConfig, step: int, max_steps: int) -> bool:
     return step == max_steps or (config.interval is not None and step % config.interval == 0)
 
 
-def save(run: RunFolder, step: int, dispatcher: Dispatcher) -> None:
-    """Publish the state right after the batch of `step` was shipped."""
+def capture(step: int, dispatcher: Dispatcher) -> bytes:
+    """The state at the moment when the batch of `step` is complete."""
     state = {
         "step": step,
         "seed": dispatcher.seed,
         "dispatcher": dispatcher.state_dict(),
         "envs": {env.name: _env_state(env) for env in dispatcher.envs},
     }
-    publish_bytes(run.orchestrator_checkpoint(step), msgspec.json.encode(state))
+    return msgspec.json.encode(state)
+
+
+def save(run: RunFolder, step: int, state: bytes) -> None:
+    """Publish what `capture` took. Only once the step's records and metrics are written: whoever resumes from here
+    does not write them again."""
+    publish_bytes(run.orchestrator_checkpoint(step), state)
 
 
 def load(run: RunFolder, step: int, dispatcher: Dispatcher) -> None:
-    """Restore what `save` published.
+    """Restore what `capture` took.
 
     Raises `FileNotFoundError` without a checkpoint and `ValueError` when it belongs to other sources.
     """

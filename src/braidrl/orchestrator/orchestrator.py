@@ -140,9 +140,9 @@ class House:
         await self.policy.wait_for(oldest_useful, self.config.policy_timeout)
         waited = time.perf_counter() - started
         batch = await self.dispatcher.collect(step)
+        saves = checkpoint.due(self.config.checkpoint, step, self.config.max_steps)
+        state = checkpoint.capture(step, self.dispatcher) if saves else b""
         await asyncio.to_thread(self.batches.publish, batch.training_batch)
-        if checkpoint.due(self.config.checkpoint, step, self.config.max_steps):
-            checkpoint.save(self.run_folder, step, self.dispatcher)
         logger.info(
             "step %d: %d traces sampled by %s train v%d -> v%d",
             step,
@@ -153,6 +153,8 @@ class House:
         )
         self._report(batch, {"seconds/step": time.perf_counter() - started, "seconds/policy_wait": waited})
         await self._record(step)
+        if saves:
+            checkpoint.save(self.run_folder, step, state)
 
     async def finish(self) -> None:
         """Wait for the last policy and its evaluation, however long that takes."""
