@@ -5,7 +5,7 @@
 
 The batch is made up: groups of siblings that share a prompt, completions of 16 to 48 tokens, sampler
 log-probs near the model's own. Every contestant runs in a process of its own, so that its peak memory is its
-own; the first step is not timed.
+own; the first step is not timed. On a machine that others use, compare processor seconds with one thread.
 """
 
 import argparse
@@ -114,9 +114,9 @@ def measure(contestant: str, folder: str, batch: Path, threads: int, steps: int)
     step = Padded(folder, samples) if kind == "padded" else Braid(folder, samples, getattr(torch, dtype))
     optimizer = torch.optim.AdamW(step.model.parameters(), lr=1e-6)
     result: dict[str, float] = {}
-    seconds = []
+    seconds, processor = [], []
     for _ in range(1 + steps):
-        start = time.perf_counter()
+        start, busy = time.perf_counter(), time.process_time()
         loss = step.backward()
         if not result:
             norms = torch.stack([p.grad.norm() for p in step.model.parameters() if p.grad is not None])
@@ -124,9 +124,14 @@ def measure(contestant: str, folder: str, batch: Path, threads: int, steps: int)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         seconds.append(time.perf_counter() - start)
+        processor.append(time.process_time() - busy)
     tokens = sum(int(sample.mask.sum()) for sample in samples)
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    return result | {"tokens_per_second": tokens / min(seconds[1:]), "peak_gib": memory}
+    return result | {
+        "tokens_per_second": tokens / min(seconds[1:]),
+        "processor_seconds": min(processor[1:]),
+        "peak_gib": memory,
+    }
 
 
 def main() -> None:
@@ -158,16 +163,23 @@ def main() -> None:
 
 def report(results: dict[str, dict[str, float]]) -> None:
     base = results[CONTESTANTS[0]]
-    columns = {"trained tokens/s": 17, "speed": 8, "peak GiB": 10, "memory": 8, "loss": 14, "grad norm": 12}
+    columns = {
+        "trained tokens/s": 17,
+        "speed": 8,
+        "processor s": 12,
+        "speed ": 8,
+        "peak GiB": 10,
+        "memory": 8,
+    }
+    columns |= {"loss": 14, "grad norm": 12}
     print(" " * 16 + "".join(f"{name:>{width}}" for name, width in columns.items()))
     for name, row in results.items():
-        speed, memory = (
-            row["tokens_per_second"] / base["tokens_per_second"],
-            row["peak_gib"] / base["peak_gib"],
-        )
+        speed = row["tokens_per_second"] / base["tokens_per_second"]
+        work = base["processor_seconds"] / row["processor_seconds"]
+        memory = row["peak_gib"] / base["peak_gib"]
         print(
-            f"{name:16}{row['tokens_per_second']:17.1f}{speed:7.2f}x{row['peak_gib']:10.2f}{memory:7.2f}x"
-            f"{row['loss']:14.8f}{row['grad_norm']:12.7g}"
+            f"{name:16}{row['tokens_per_second']:17.1f}{speed:7.2f}x{row['processor_seconds']:12.2f}{work:7.2f}x"
+            f"{row['peak_gib']:10.2f}{memory:7.2f}x{row['loss']:14.8f}{row['grad_norm']:12.7g}"
         )
     for key in ("loss", "grad_norm"):
         difference = abs(results[CONTESTANTS[1]][key] / base[key] - 1)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface
 
 from braidrl.packing import Segment
@@ -46,11 +47,17 @@ def random_heads(length: int, dtype: torch.dtype, value_width: int = 8) -> list[
     return [torch.randn(shape, generator=generator, dtype=dtype).requires_grad_() for shape in shapes]
 
 
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", FORESTS)
-def test_mask_is_ancestors_and_own_past(name):
-    forest = Forest(FORESTS[name])
-    assert torch.equal(forest.mask(), visible(FORESTS[name]))
-    assert forest.longest_path == visible(FORESTS[name]).sum(-1).max()
+def test_block_mask_of_flex_attention(name):
+    """The mask that the GPU uses, through flex attention's reference implementation."""
+    forest, mask = Forest(FORESTS[name]), visible(FORESTS[name])
+    heads = [head.detach() for head in random_heads(forest.length, torch.float32)]
+    ours = flex_attention(
+        *heads, block_mask=forest.block_mask(torch.device("cpu")), scale=0.3, enable_gqa=True
+    )
+    torch.testing.assert_close(ours, dense(*heads, mask, 0.3), rtol=1e-5, atol=1e-6)
+    assert forest.longest_path == mask.sum(-1).max()
 
 
 @pytest.mark.parametrize("name", FORESTS)

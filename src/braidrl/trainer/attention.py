@@ -1,5 +1,4 @@
-"""Forest attention: a token of a packed row attends to its segment's past and to the segments of its
-ancestors.
+"""Forest attention: a token of a packed row attends to its segment's past and to its ancestor segments.
 
 Registered with transformers as the attention implementation `braid_forest`. The forest travels as the keyword
 argument `forest` of the model's forward, so that recomputed activations (checkpointing) see it too.
@@ -9,18 +8,19 @@ descendants one full call of all their queries over its keys; the softmax parts 
 log-sum-exp. The backward pass of each part is the flash backward with the merged output and log-sum-exp,
 which gives exactly its share of the gradient.
 
-On GPU it is flex attention with a block mask made from the forest. That branch is written to the same
-contract and is not exercised by the tests, which run on CPU.
+On GPU it is compiled flex attention with a block mask made from the forest. The tests, which run on CPU, check
+the mask; the compiled kernel has not been run.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 
 from braidrl.packing import Segment
@@ -32,8 +32,7 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "past_key_values", "cache")
 
 @dataclass(frozen=True)
 class Part:
-    """Queries [query_start, query_stop) of the row over keys [key_start, key_stop), causal when they
-    coincide."""
+    """Queries [query_start, query_stop) of a row over keys [key_start, key_stop), causal if they coincide."""
 
     query_start: int
     query_stop: int
@@ -70,27 +69,17 @@ class Forest:
             if subtree_end > end
         ]
         self._subtree_ends = subtree_ends
+        self._block_mask: BlockMask | None = None
 
-    @cached_property
-    def _subtree_end_T(self) -> Tensor:
-        lengths = torch.tensor([segment.length for segment in self.segments])
-        return torch.tensor(self._subtree_ends).repeat_interleave(lengths)
-
-    def mask(self) -> Tensor:
-        """bool[T, T]: query attends to key. In depth-first order a key is seen from itself to its subtree's
-        end."""
-        index = torch.arange(self.length)
-        return (index[None, :] <= index[:, None]) & (index[:, None] < self._subtree_end_T[None, :])
-
-    def block_mask(self, device: torch.device) -> Any:
-        """The same as a flex-attention block mask, made once a row."""
-        if not hasattr(self, "_block_mask"):
-            from torch.nn.attention.flex_attention import create_block_mask
-
-            subtree_end = self._subtree_end_T.to(device)
+    def block_mask(self, device: torch.device) -> BlockMask:
+        """For flex attention, made once a row: in depth-first order a key is seen from itself to the end of
+        its segment's subtree."""
+        if self._block_mask is None:
+            lengths = torch.tensor([segment.length for segment in self.segments])
+            subtree_end_T = torch.tensor(self._subtree_ends).repeat_interleave(lengths).to(device)
 
             def visible(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
-                return (key <= query) & (query < subtree_end[key])
+                return (key <= query) & (query < subtree_end_T[key])
 
             self._block_mask = create_block_mask(
                 visible, None, None, self.length, self.length, device=str(device)
@@ -99,8 +88,7 @@ class Forest:
 
 
 class _ForestAttention(torch.autograd.Function):
-    """query [1, H, T, D], key and value [1, G, T, D] with G dividing H; returns [1, H, T, D]. Float32 or
-    float64."""
+    """Float32 or float64: query [1, H, T, D]; key and value [1, G, T, D], G dividing H; out [1, H, T, D]."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float) -> Tensor:
@@ -146,33 +134,18 @@ def _part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor
     return _queries(part, query), key[:, :, keys], value[:, :, keys]
 
 
-_flex_attention: Any = None
-
-
-def _flex(query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float) -> Tensor:
-    global _flex_attention
-    if _flex_attention is None:
-        from torch.nn.attention.flex_attention import flex_attention
-
-        _flex_attention = torch.compile(flex_attention)
-    return _flex_attention(
-        query,
-        key,
-        value,
-        block_mask=forest.block_mask(query.device),
-        scale=scale,
-        enable_gqa=query.shape[1] != key.shape[1],
-    )
+@cache
+def _compiled_flex_attention() -> Any:
+    return torch.compile(flex_attention)
 
 
 def forest_attention(
     query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float | None = None
 ) -> Tensor:
-    """Differentiable attention of one packed row, float[1, H, T, D].
+    """Differentiable attention of one packed row, [1, H, T, D] in the type of `value`.
 
-    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention); values may be
-    narrower. `scale`
-    None is 1 / sqrt(D).
+    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention); values may
+    be narrower. `scale` None is 1 / sqrt(D).
     """
     if query.shape[0] != 1 or query.shape[2] != forest.length or key.shape[2] != forest.length:
         raise ValueError(
@@ -180,16 +153,21 @@ def forest_attention(
             f"{tuple(key.shape)}; a packed row is a batch of one, without a key-value cache"
         )
     scale = query.shape[-1] ** -0.5 if scale is None else scale
-    # under autocast a norm between projection and attention leaves queries and keys in float32
-    query, key = query.to(value.dtype), key.to(value.dtype)
     if query.device.type != "cpu":
-        return _flex(query, key, value, forest, scale)
-    # on CPU the float32 kernels are as fast as those of shorter types, and exact
-    dtype = torch.promote_types(query.dtype, torch.float32)
-    # and they want values as wide as keys, which those of latent attention are not
+        return _compiled_flex_attention()(
+            query.to(value.dtype),  # under autocast, a norm or rotation leaves queries and keys in float32
+            key.to(value.dtype),
+            value,
+            block_mask=forest.block_mask(query.device),
+            scale=scale,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+    # the float32 kernels are faster than the bfloat16 ones
+    dtype = torch.promote_types(value.dtype, torch.float32)
+    # and want values as wide as keys, which those of latent attention are not
     padded = F.pad(value, (0, key.shape[-1] - value.shape[-1]))
     output = _ForestAttention.apply(query.to(dtype), key.to(dtype), padded.to(dtype), forest, scale)
-    return output[..., : value.shape[-1]].to(query.dtype)
+    return output[..., : value.shape[-1]].to(value.dtype)
 
 
 def _attention_interface(

@@ -81,8 +81,7 @@ class Head:
 
     @classmethod
     def of(cls, model: PreTrainedModel) -> Self:
-        """The output head of any Hugging Face causal language model (`load_model` checks that this is all
-        there is)."""
+        """The head of any Hugging Face causal language model; `load_model` checks that it is all of it."""
         layer, config = model.get_output_embeddings(), model.config.get_text_config()
         scale = getattr(config, "logit_scale", None) or 1 / (getattr(config, "logits_scaling", None) or 1)
         softcap = getattr(config, "final_logit_softcapping", None)
@@ -111,8 +110,7 @@ def token_logprobs(
 def head_logprobs(
     hidden: Tensor, head: Head, targets: Tensor, temperature: Tensor, dtype: torch.dtype = torch.float32
 ) -> TokenOutputs:
-    """Log-softmax of logits / temperature at `targets`, differentiable in hidden states, head weight and
-    bias.
+    """Log-softmax of logits / temperature at `targets`, differentiable in hidden states, weight and bias.
 
     hidden float[L, H], targets i64[L], temperature float[L] > 0. Logits and softmax are float32 (float64 for
     a float64 head); `dtype` bfloat16 rounds only the factors of the matrix products.

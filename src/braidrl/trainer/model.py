@@ -149,11 +149,11 @@ def save_model(
                 shutil.copy(path, folder / path.name)
     else:
         AutoTokenizer.from_pretrained(tokenizer_source).save_pretrained(folder)
-    cast: dict[int, Tensor] = {}  # by storage, so that tied tensors are seen to be tied
+    cast: dict[tuple, Tensor] = {}  # by storage, so that tied tensors are seen to be tied
     state = dict(model.state_dict() if state is None else state)
     for key, tensor in state.items():
         if tensor.is_floating_point():
-            state[key] = cast.setdefault(tensor.data_ptr(), tensor.to(dtype))
+            state[key] = cast.setdefault((tensor.data_ptr(), tensor.shape), tensor.to(dtype))
     model.save_pretrained(folder, state_dict=state)
     config = copy.deepcopy(model.config)
     config.dtype = dtype
