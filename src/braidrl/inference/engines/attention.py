@@ -45,17 +45,20 @@ class Layout:
             [p for span in self.spans for p in range(span.start, span.start + span.count)]
         )
         self.length = 1 + max((span.start for span in self.spans[: self.decoding]), default=0)
+        self.even = len({span.start for span in self.spans[: self.decoding]}) == 1
         slots = [span.slot for span in self.spans[: self.decoding]]
         # slots 0 .. n-1 in order are a view of the cache; anything else has to be gathered
         self.rows: slice | Tensor = (
             slice(self.decoding) if slots == list(range(len(slots))) else torch.tensor(slots)
         )
 
-    def decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor:
-        """[decoding, 1, 1, length]: 0 where a decoding token attends, -inf elsewhere."""
+    def decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """[decoding, 1, 1, length]: 0 where a decoding token attends, -inf elsewhere; None: everywhere."""
+        last_B1 = self.positions_T[: self.decoding, None]
+        if self.even and (window is None or window >= self.length):
+            return None
         key = (window, dtype)
         if key not in self.masks:
-            last_B1 = self.positions_T[: self.decoding, None]
             at_L = torch.arange(self.length)
             seen_BL = at_L <= last_B1
             if window is not None:
