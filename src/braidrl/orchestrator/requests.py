@@ -21,8 +21,6 @@ OFF: dict[str, tuple[Any, ...]] = {
 """Sampling parameters that bend the distribution, and their values that leave it alone. The trainer
 recomputes plain softmax log-probs at one temperature, so a training session may not set them to anything
 else."""
-
-
 UNUSED = ("routed_experts_prompt_start",)
 """Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
 
@@ -33,9 +31,6 @@ class RequestError(ValueError):
 
 class Request:
     """The body of a model call. Raises `RequestError` when it is not a JSON object with a `model`."""
-
-    sampling_key: str | None = None
-    """Where sampling parameters stand; None: beside `model`."""
 
     def __init__(self, body: bytes) -> None:
         try:
@@ -78,13 +73,12 @@ class Request:
 
     def encode(self, seed: int | None, salt: str | None) -> bytes:
         """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart."""
-        fields = self._seeded(seed) if seed is not None else dict(self.fields)
-        if salt is not None:
-            fields["cache_salt"] = _raw(salt)
-        return msgspec.json.encode(fields)
+        return self._encode({} if seed is None else {"seed": seed}, salt)
 
-    def _seeded(self, seed: int) -> dict[str, msgspec.Raw]:
-        return {**self.fields, "seed": _raw(seed)}
+    def _encode(self, changes: dict[str, Any], salt: str | None) -> bytes:
+        if salt is not None:
+            changes = {**changes, "cache_salt": salt}
+        return msgspec.json.encode({**self.fields, **changes})
 
 
 class GenerateRequest(Request):
@@ -112,13 +106,8 @@ class GenerateRequest(Request):
         return read_spans(body, version)
 
     def encode(self, seed: int | None, salt: str | None) -> bytes:
-        fields = {
-            **self.fields,
-            "sampling_params": _raw(self.sampling | ({} if seed is None else {"seed": seed})),
-        }
-        if salt is not None:
-            fields["cache_salt"] = _raw(salt)
-        return msgspec.json.encode(fields)
+        seeded = self.sampling if seed is None else {**self.sampling, "seed": seed}
+        return self._encode({"sampling_params": seeded}, salt)
 
 
 class _Choice(msgspec.Struct):
@@ -159,7 +148,3 @@ def translate_answer(body: bytes) -> bytes:
                 if (token_id := candidate.pop("token_id", None)) is not None:
                     candidate["token"] = f"token_id:{token_id}"
     return msgspec.json.encode(answer)
-
-
-def _raw(value: Any) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
