@@ -12,7 +12,7 @@ from braidrl.orchestrator.orchestrator import orchestrate
 from braidrl.transport.rollouts import BatchReader
 from braidrl.transport.types import TrainingBatch
 from braidrl.utils.run_folder import RunFolder
-from stub_engine import StubEngine
+from tests.stub_engine import StubEngine
 
 POLL_SECONDS = 0.01
 

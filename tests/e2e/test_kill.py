@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 
 import pytest
-from runs import Launch, wait_until
+
+from tests.e2e.runs import Launch, wait_until
 
 pytestmark = pytest.mark.e2e
 

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from runs import Launch
 from safetensors.numpy import load_file
+
+from tests.e2e.runs import Launch
 
 pytestmark = pytest.mark.e2e
 

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-from tests.unit.episodes import episode, node, trace
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig, GRPOConfig
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
@@ -13,6 +12,7 @@ from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
 from braidrl.orchestrator.train.samples import CE
+from tests.unit.episodes import episode, node, trace
 
 
 def advantages_of(episodes) -> list[float | None]:

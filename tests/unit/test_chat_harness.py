@@ -7,8 +7,6 @@ import pytest
 import verifiers.v1 as vf
 from pydantic import Field
 from renderers import config_from_name
-from tests.unit.episodes import trace as make_trace
-from tests.unit.scripted_model import ScriptedModel
 from verifiers.v1.types import SamplingConfig
 
 from braid_chat import connection, tool
@@ -16,6 +14,8 @@ from braid_chat.tools import PythonTools
 from braidrl.orchestrator.train.algo.routing import assign_advantages
 from braidrl.orchestrator.train.samples import flatten_trace
 from braidrl.utils.tiny_model import byte_tokenizer
+from tests.unit.episodes import trace as make_trace
+from tests.unit.scripted_model import ScriptedModel
 
 
 class Shop(vf.State):

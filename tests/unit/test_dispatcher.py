@@ -15,8 +15,8 @@ from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.sink import Sink
-from stub_episodes import make_episode
-from stub_trainer import orchestrator_config
+from tests.stub_episodes import make_episode
+from tests.stub_trainer import orchestrator_config
 
 
 class ManualEnv(TrainEnv):

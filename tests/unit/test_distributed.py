@@ -14,12 +14,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
-from trainer_batches import make_batch, make_sample, trainer_config
 
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.parallel import Parallel, data_parallel
 from braidrl.trainer.step import Learner, NonFiniteError
 from braidrl.utils.run_folder import RunFolder
+from tests.unit.trainer_batches import make_batch, make_sample, trainer_config
 
 ALONE = Parallel(0, 1, torch.device("cpu"))
 CASES = ("rl", "ce", "ref_kl", "mixed")
@@ -85,7 +85,7 @@ def folders(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> t
     launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     processes = subprocess.Popen(
         [sys.executable, "-m", *launch, __file__, str(tiny_model_dir), str(two)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -13,8 +13,8 @@ from braidrl.configs.orchestrator import EvalSourceConfig, GatewayConfig
 from braidrl.orchestrator.envs import EvalEnv, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import Replicas
-from stub_engine import StubEngine
-from stub_trainer import orchestrator_config
+from tests.stub_engine import StubEngine
+from tests.stub_trainer import orchestrator_config
 
 
 @asynccontextmanager

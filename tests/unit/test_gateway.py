@@ -13,7 +13,7 @@ import pytest
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
-from stub_engine import StubEngine
+from tests.stub_engine import StubEngine
 
 PROMPT = [64, 65, 66]
 

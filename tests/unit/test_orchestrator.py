@@ -12,7 +12,7 @@ from braidrl.monitors.metrics import read_metrics
 from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.transport.types import TrainingBatch
 from braidrl.utils.run_folder import RunFolder
-from stub_trainer import run_stub
+from tests.stub_trainer import run_stub
 
 
 def content(batch: TrainingBatch) -> list[tuple[Any, ...]]:

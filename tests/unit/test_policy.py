@@ -11,7 +11,7 @@ import pytest
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
 from braidrl.utils.run_folder import RunFolder
-from stub_engine import StubEngine
+from tests.stub_engine import StubEngine
 
 
 @asynccontextmanager

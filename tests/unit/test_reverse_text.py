@@ -3,12 +3,12 @@
 import pytest
 import verifiers.v1 as vf
 from pydantic import ValidationError
-from tests.unit.episodes import trace as make_trace
 from verifiers.v1.types import AssistantMessage
 from verifiers.v1.utils.loaders import load_taskset, taskset_config_type
 
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from reverse_text.taskset import similarity, split_of
+from tests.unit.episodes import trace as make_trace
 
 
 def tasks(**keys) -> list:

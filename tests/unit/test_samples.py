@@ -3,11 +3,11 @@
 import msgspec
 import numpy as np
 import pytest
-from tests.unit.episodes import node, trace
 
 from braidrl.orchestrator.train.algo.routing import assign_advantages, stamp_action_weights
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.transport.types import TrainingSample
+from tests.unit.episodes import node, trace
 
 CHAIN = [("user", 2), ("assistant", 2), ("tool", 5), ("assistant", 1)]
 

@@ -14,8 +14,8 @@ from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.groups import Group
 from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.orchestrator.sink import Batch, Sink
-from stub_episodes import SAMPLED, make_episode
-from stub_trainer import orchestrator_config
+from tests.stub_episodes import SAMPLED, make_episode
+from tests.stub_trainer import orchestrator_config
 
 
 def make_config(**settings: Any) -> OrchestratorConfig:

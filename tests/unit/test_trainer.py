@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from trainer_batches import make_batch, make_sample, trainer_config
 from transformers import AutoModelForCausalLM
 
 from braidrl.configs.trainer import TrainerConfig
@@ -20,6 +19,7 @@ from braidrl.trainer.step import Learner, NonFiniteError
 from braidrl.transport.rollouts import BatchWriter
 from braidrl.transport.types import TrainingBatch, TrainingSample
 from braidrl.utils.run_folder import RunFolder
+from tests.unit.trainer_batches import make_batch, make_sample, trainer_config
 
 ALONE = Parallel(0, 1, torch.device("cpu"))
 

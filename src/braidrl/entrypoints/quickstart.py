@@ -143,6 +143,7 @@ class Quickstart:
         self.console.print(
             f"held-out reward: {before.mean:.3f} ± {before.ci95:.3f} before, {after.mean:.3f} ± {after.ci95:.3f} after"
             f" ({after.mean - before.mean:+.3f}; 95% intervals)",
+            soft_wrap=True,
             highlight=False,
         )
         self._show_rollouts(before.version, after.version)
