@@ -3,14 +3,19 @@
 Picking a `type` with no other key is the algorithm; every further key is the user's own assembly.
 """
 
-from typing import ClassVar, Literal
+from collections.abc import Collection
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import Field, field_validator, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.model import RendererConfig
 
 ActionLossType = Literal["rl", "ce", "ref_kl"]
 """The trainer's loss components (seed 000, "Loss Components")."""
+
+Aggregation = Literal["token", "prompt"]
+"""How rl tokens are weighed: every token alike, or every prompt alike."""
 
 
 class FrozenModelConfig(BaseConfig):
@@ -18,8 +23,15 @@ class FrozenModelConfig(BaseConfig):
 
     name: str
     """Model name that the endpoint serves."""
-    base_url: str | list[str]
+    base_url: list[str] = Field(min_length=1)
     """One address or several replicas, each ending in `/v1`."""
+    api_key_var: str | None = None
+    """Environment variable that holds the endpoint's API key; None: no key."""
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class SamplingConfig(BaseConfig):
@@ -27,6 +39,16 @@ class SamplingConfig(BaseConfig):
 
     source: Literal["policy"] | FrozenModelConfig = "policy"
     """`"policy"`: the live policy, or an inline frozen model."""
+
+    @field_validator("source", mode="before")
+    @classmethod
+    def _policy_or_frozen(cls, value: Any) -> Any:
+        if isinstance(value, str) and value != "policy":
+            raise ValueError(
+                f'{value!r} is neither "policy" nor a frozen model; a frozen model is a block with `name` and '
+                "`base_url`"
+            )
+        return value
 
 
 class BaseAlgorithmConfig(BaseConfig):
@@ -40,14 +62,253 @@ class BaseAlgorithmConfig(BaseConfig):
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """Which model generates the rollouts."""
 
+    @property
+    def rl_aggregation(self) -> Aggregation | None:
+        """How this algorithm weighs rl tokens; None where it has none."""
+        return "token" if self.action_loss_type == "rl" else None
 
-class GRPOConfig(BaseAlgorithmConfig):
-    """Group-relative policy optimisation: reward minus the mean reward of the group."""
+    def check_agents(self, agents: Collection[str]) -> None:
+        """Raise `ValueError` where an environment with these agents does not suit the algorithm."""
+
+    @model_validator(mode="after")
+    def _frozen_samples_feed_ce_alone(self) -> Self:
+        if self.sampling.source != "policy" and self.action_loss_type != "ce":
+            raise ValueError(
+                f"sampling.source names a frozen model, but this algorithm trains the {self.action_loss_type} "
+                "component, which needs the live policy's own sampling log-probs; remove sampling.source, or use "
+                'type = "sft" to imitate the frozen model'
+            )
+        return self
+
+
+class LinearPenaltyConfig(BaseConfig):
+    """A penalty on long rollouts, scaled by the group's mean reward."""
+
+    type: Literal["linear"] = "linear"
+    num_output_tokens_weight: float = Field(0.25, ge=0)
+    """Penalty of the rollout with the most sampled tokens."""
+    num_input_tokens_weight: float = Field(0.1, ge=0)
+    """Penalty of the rollout with the most context tokens that it did not sample."""
+    num_turns_weight: float = Field(0.1, ge=0)
+    """Penalty of the rollout with the most turns."""
+
+
+class LinearSubagentPenaltyConfig(BaseConfig):
+    """The linear penalty with the tokens of subagents at a weight of their own."""
+
+    type: Literal["linear-subagent"] = "linear-subagent"
+    num_output_tokens_weight: float = Field(0.25, ge=0)
+    """Penalty of the rollout with the most sampled tokens."""
+    num_input_tokens_weight: float = Field(0.1, ge=0)
+    """Penalty of the rollout with the most context tokens that it did not sample."""
+    num_turns_weight: float = Field(0.1, ge=0)
+    """Penalty of the rollout with the most turns; subagents' turns count like all others."""
+    subagent_token_weight: float = Field(0.0, ge=0)
+    """How much a token of a subagent counts: 0 not at all, 1 like any other."""
+
+
+LengthPenaltyConfig = Annotated[
+    LinearPenaltyConfig | LinearSubagentPenaltyConfig, Field(discriminator="type")
+]
+"""Every length penalty's config, told apart by `type`; a block without one is linear."""
+
+
+class GroupRelativeConfig(BaseAlgorithmConfig):
+    """What the GRPO family has in common: reward minus a baseline of the group."""
 
     needs_group: ClassVar[bool] = True
+
+    length_penalty: LengthPenaltyConfig | None = None
+    """Shaping of the rewards before the baseline; an empty block is linear."""
+    length_weighted_baseline: bool = False
+    """Weigh the baseline by trainable tokens, so that a group's advantages sum to zero over its tokens."""
+    loss_aggregation: Aggregation = "token"
+    """`token`: every rl token weighs the same. `prompt`: every group weighs the same, however long it is."""
+
+    @field_validator("length_penalty", mode="before")
+    @classmethod
+    def _linear_by_default(cls, value: Any) -> Any:
+        return {"type": "linear", **value} if isinstance(value, dict) else value
+
+    @property
+    def rl_aggregation(self) -> Aggregation:
+        return self.loss_aggregation
+
+
+class GRPOConfig(GroupRelativeConfig):
+    """Group-relative policy optimisation: reward minus the mean reward of the group."""
 
     type: Literal["grpo"] = "grpo"
 
 
-AlgorithmConfig = GRPOConfig
+class MaxRLConfig(BaseAlgorithmConfig):
+    """Maximum-likelihood RL: reward minus the group's mean, divided by that mean."""
+
+    needs_group: ClassVar[bool] = True
+
+    type: Literal["max_rl"] = "max_rl"
+
+
+class RAEConfig(BaseAlgorithmConfig):
+    """Role-conditioned advantage estimation: reward minus a running mean of the same agent's rewards."""
+
+    type: Literal["rae"] = "rae"
+    decay: float = Field(0.95, ge=0, lt=1)
+    """Share of the old baseline that stays at each trace (SPIRAL's alpha)."""
+
+
+class HierarchicalGRPOConfig(BaseAlgorithmConfig):
+    """GRPO for proposer-solver environments: solvers within a proposed problem, proposers across them."""
+
+    type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
+    episode_agents: list[str] = Field(default=["solver"], min_length=1)
+    """Agents that are compared within one episode; all others are compared across the group."""
+
+    def check_agents(self, agents: Collection[str]) -> None:
+        if missing := [name for name in self.episode_agents if name not in agents]:
+            raise ValueError(
+                f"the environment has no agent {missing[0]!r}, only {', '.join(map(repr, agents))}; "
+                "hierarchical_grpo is for proposer-solver environments: set episode_agents to the solvers' name, "
+                'or use type = "grpo"'
+            )
+
+
+class OPDConfig(BaseAlgorithmConfig):
+    """On-policy distillation: the policy samples, a frozen teacher scores every token."""
+
+    action_loss_type: ClassVar[ActionLossType] = "ref_kl"
+
+    type: Literal["opd"] = "opd"
+    teacher: FrozenModelConfig
+    """The frozen model toward which the reverse KL pulls; it has the policy's tokenizer."""
+    max_concurrent: int = Field(32, ge=1)
+    """Most scoring requests at once."""
+    timeout: float = Field(300.0, gt=0)
+    """Deadline of one score, retries included, in seconds; also of the checks at the start."""
+
+    @field_validator("teacher", mode="before")
+    @classmethod
+    def _not_the_policy(cls, value: Any) -> Any:
+        if isinstance(value, str):
+            raise ValueError(
+                f'{value!r} is not a frozen model: the KL of "policy" to itself is zero; set teacher.name and '
+                'teacher.base_url, or use type = "opsd" to distil the policy from itself with a demonstration'
+            )
+        return value
+
+
+class OPSDConfig(BaseAlgorithmConfig):
+    """On-policy self-distillation: the live policy, shown a demonstration, is its own teacher."""
+
+    action_loss_type: ClassVar[ActionLossType] = "ref_kl"
+
+    type: Literal["opsd"] = "opsd"
+    demo_key: str = "demonstration"
+    """Where a task holds its demonstration: a key of its `info`, or a field of its own."""
+    template: str = (
+        "Here is a demonstration of a correct answer:\n\n{demonstration}\n\nAnswer in your own words."
+    )
+    """The system message that shows it to the teacher; `{demonstration}` is replaced."""
+    renderer: RendererConfig = Field(default_factory=RendererConfig)
+    """How that message becomes tokens of the policy's tokenizer; set it where the policy's is not `auto`."""
+    max_concurrent: int = Field(32, ge=1)
+    """Most scoring requests at once."""
+    timeout: float = Field(300.0, gt=0)
+    """Deadline of one score, retries included, in seconds."""
+
+    @field_validator("template")
+    @classmethod
+    def _shows_the_demonstration(cls, value: str) -> str:
+        if "{demonstration}" not in value:
+            raise ValueError("the template has no {demonstration}, so the teacher would see none; add it")
+        return value
+
+    @field_validator("renderer", mode="before")
+    @classmethod
+    def _family(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
+class SFTDistillConfig(BaseAlgorithmConfig):
+    """Hard distillation: a frozen model samples, the policy imitates its tokens."""
+
+    action_loss_type: ClassVar[ActionLossType] = "ce"
+
+    type: Literal["sft"] = "sft"
+
+    @model_validator(mode="after")
+    def _has_a_teacher(self) -> Self:
+        if self.sampling.source == "policy":
+            raise ValueError(
+                "sft imitates a frozen model, and the policy's own tokens are no target: set "
+                "sampling.source.name and sampling.source.base_url"
+            )
+        return self
+
+
+class EchoRoleConfig(BaseConfig):
+    """One role whose messages are predicted."""
+
+    alpha: float = Field(gt=0)
+    """Weight of its tokens in the ce component (ECHO's lambda)."""
+
+
+class EchoRolesConfig(BaseConfig):
+    """Which messages of the environment are predicted, each role at its own weight."""
+
+    tool: EchoRoleConfig | None = None
+    """Tool responses."""
+    user: EchoRoleConfig | None = None
+    """User turns after the first answer."""
+    system: EchoRoleConfig | None = None
+    """System messages after the first answer."""
+    assistant: EchoRoleConfig | None = None
+    """Assistant messages that the policy did not sample."""
+
+    @property
+    def alphas(self) -> dict[str, float]:
+        """Weight by role."""
+        roles = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: role.alpha for name, role in roles.items() if role is not None}
+
+
+class EchoFilterConfig(BaseConfig):
+    """A function of the user's that narrows the selection, token by token."""
+
+    import_path: str
+    """`my_module.function`: called with the trace, returns one keep-mask per trainable branch, in order."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of every call."""
+
+
+class EchoConfig(GroupRelativeConfig):
+    """ECHO: GRPO on sampled tokens, and cross-entropy on what the environment answers."""
+
+    type: Literal["echo"] = "echo"
+    roles: EchoRolesConfig = Field(
+        default_factory=lambda: EchoRolesConfig(tool=EchoRoleConfig(alpha=0.1)),
+    )
+    """Predicted roles; setting any replaces the whole table, which is `tool` at 0.1."""
+    filter: EchoFilterConfig | None = None
+    """Narrows the selection."""
+
+    @field_validator("roles")
+    @classmethod
+    def _predicts_something(cls, value: EchoRolesConfig) -> EchoRolesConfig:
+        if not value.alphas:
+            raise ValueError('no role is predicted; set roles.tool.alpha, or use type = "grpo"')
+        return value
+
+
+AlgorithmConfig = Annotated[
+    GRPOConfig
+    | MaxRLConfig
+    | RAEConfig
+    | HierarchicalGRPOConfig
+    | OPDConfig
+    | OPSDConfig
+    | SFTDistillConfig
+    | EchoConfig,
+    Field(discriminator="type"),
+]
 """Every algorithm's config, told apart by `type`."""

@@ -57,6 +57,11 @@ def resolve_env(block: dict[str, Any], path: str = "env") -> "vf.EnvConfig":
         raise _explain(error, config_class, block, path) from None
 
 
+def agents_of(config: "vf.EnvConfig") -> list[str]:
+    """Names of the agents that play in an environment, as they stand on its traces."""
+    return list(_roles(type(config)))
+
+
 def _roles(config_class: type["vf.EnvConfig"]) -> dict[str, "vf.AgentConfig"]:
     """The environment's agents with their declared defaults: a field whose default is an `AgentConfig` is a
     role."""

@@ -3,11 +3,13 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from braidrl.configs.algorithm import AlgorithmConfig
+from braidrl.configs import legacy
+from braidrl.configs.algorithm import AlgorithmConfig, GRPOConfig
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.inherit import inherit, spell_out
 from braidrl.configs.model import EvalSamplingConfig, ModelConfig, RendererConfig, TrainSamplingConfig
 from braidrl.configs.trainer import CheckpointConfig
 
@@ -27,7 +29,7 @@ class TrainSourceConfig(BaseConfig):
     """Share of the sampled groups, relative to the other sources'."""
     group_size: int = Field(8, ge=1)
     """Episodes of one task that are compared."""
-    algo: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    algo: AlgorithmConfig = GRPOConfig()
     """The algorithm of this environment."""
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
     """How its rollouts are sampled."""
@@ -44,7 +46,7 @@ INHERITED = ("algo", "sampling", "group_size", "curriculum", "timeout")
 class TrainConfig(BaseConfig):
     """Training environments and their defaults."""
 
-    algo: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    algo: AlgorithmConfig = GRPOConfig()
     """Default algorithm."""
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
     """Default sampling."""
@@ -68,21 +70,16 @@ class TrainConfig(BaseConfig):
         ]
         return {**data, "source": sources}
 
-
-def inherit(defaults: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """Deep-merge `override` onto `defaults`; a block that names another `type` replaces the default block whole."""
-    merged = dict(defaults)
-    for key, value in override.items():
-        base = merged.get(key)
-        if (
-            isinstance(base, dict)
-            and isinstance(value, dict)
-            and value.get("type", base.get("type")) == base.get("type")
-        ):
-            merged[key] = inherit(base, value)
-        else:
-            merged[key] = value
-    return merged
+    @model_serializer(mode="wrap")
+    def _dump_what_loads_back(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """A key that a source switched off is written out, or it would be inherited again on loading."""
+        data = handler(self)
+        defaults = {key: data[key] for key in INHERITED if key in data}
+        sources = [
+            {**source, **spell_out(defaults, {key: source.get(key) for key in defaults})}
+            for source in data.get("source", [])
+        ]
+        return {**data, "source": sources}
 
 
 class EvalSourceConfig(BaseConfig):
@@ -176,6 +173,26 @@ class OrchestratorConfig(BaseConfig):
     """When to save."""
     policy_timeout: float = Field(3600.0, gt=0)
     """Longest wait for the next policy version, in seconds."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_spelling(cls, data: Any) -> Any:
+        return legacy.translate(data) if isinstance(data, dict) else data
+
+    @model_validator(mode="after")
+    def _rl_tokens_weigh_alike(self) -> Self:
+        kinds: dict[str, int] = {}
+        for index, source in enumerate(self.train.source):
+            if (aggregation := source.algo.rl_aggregation) is not None:
+                kinds.setdefault(aggregation, index)
+        if len(kinds) > 1:
+            token, prompt = kinds["token"], kinds["prompt"]
+            raise ValueError(
+                f'train.source[{token}].algo aggregates the rl loss by "token", train.source[{prompt}].algo by '
+                '"prompt", but the rl loss has one normaliser: give every source with an rl loss the same '
+                "loss_aggregation"
+            )
+        return self
 
     @model_validator(mode="after")
     def _batch_holds_a_group(self) -> Self:

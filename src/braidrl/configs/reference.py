@@ -3,11 +3,13 @@
 import textwrap
 import types
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+
+from braidrl.configs.faults import models_in, tag_of
 
 WIDTH = 110
 INDENT = 8
@@ -37,10 +39,33 @@ def keys_of(cls: type[BaseModel], prefix: str = "", hidden: frozenset[str] = fro
             path, annotation = (f"{path}[]", element) if _is_model(element) else (path, annotation)
         if _is_model(annotation):
             yield from keys_of(annotation, f"{path}.", hidden)
+        elif tagged := [model for model in models_in(annotation) if tag_of(model)]:
+            yield from _tagged_keys(tagged, path, field, hidden)
         else:
             yield Key(
                 path, _type_name(annotation), _default(field), " ".join((field.description or "").split())
             )
+
+
+def _tagged_keys(
+    models: list[type[BaseModel]], path: str, field: FieldInfo, hidden: frozenset[str]
+) -> Iterator[Key]:
+    """The keys of a block whose `type` chooses its class, each once, with the types that have it."""
+    tags = [str(tag_of(model)) for model in models]
+    chosen = field.get_default(call_default_factory=True, validated_data={})
+    default = getattr(chosen, "type", "none")
+    yield Key(
+        f"{path}.type", "{" + ",".join(tags) + "}", default, " ".join((field.description or "").split())
+    )
+    found: dict[str, Key] = {}
+    owners: dict[str, list[str]] = {}
+    for tag, model in zip(tags, models, strict=True):
+        for key in keys_of(model, f"{path}.", hidden | {f"{path}.type"}):
+            found.setdefault(key.path, key)
+            owners.setdefault(key.path, []).append(tag)
+    for name, key in found.items():
+        note = "" if owners[name] == tags else f" ({', '.join(owners[name])})"
+        yield replace(key, description=key.description + note)
 
 
 def help_text(cls: type[BaseModel], prog: str, hidden: frozenset[str] = frozenset()) -> str:
@@ -77,4 +102,4 @@ def _default(field: FieldInfo) -> str | None:
     if field.is_required():
         return None
     default = field.get_default(call_default_factory=True, validated_data={})
-    return "none" if default is None else str(default)
+    return "none" if default is None else str(default).replace("\n", "\\n")

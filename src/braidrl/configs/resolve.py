@@ -1,6 +1,6 @@
 """The last step of a configuration: environment blocks checked by verifiers, sources named."""
 
-from braidrl.configs.environment import resolve_env
+from braidrl.configs.environment import agents_of, resolve_env
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.orchestrator import EvalSourceConfig, OrchestratorConfig, TrainSourceConfig
 
@@ -20,9 +20,18 @@ def _resolve(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: st
         env = resolve_env(source.env, f"{path}[{index}].env")
         source.env = env.model_dump(mode="json", exclude_none=True)
         source.name = source.name or env.env_id
+        if isinstance(source, TrainSourceConfig):
+            _check_algorithm(source, agents_of(env), f"{path}[{index}].algo")
         if source.name in taken:
             raise ConfigError(
                 f"{path}[{index}].name",
                 f"{source.name!r} names source {taken[source.name]} already; give each source a name of its own",
             )
         taken[source.name] = index
+
+
+def _check_algorithm(source: TrainSourceConfig, agents: list[str], path: str) -> None:
+    try:
+        source.algo.check_agents(agents)
+    except ValueError as error:
+        raise ConfigError(path, str(error)) from None

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import os
 import signal
 import time
 from collections.abc import AsyncIterator
@@ -21,6 +20,7 @@ from braidrl.orchestrator.records import group_records, write_records
 from braidrl.orchestrator.replicas import Replicas
 from braidrl.orchestrator.sink import Batch, Sink
 from braidrl.transport.rollouts import BatchWriter
+from braidrl.utils.api_key import bearer, read_api_key
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -236,8 +236,7 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
 
 async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitStack) -> dict[str, Replicas]:
     """The replicas of the policy and of every frozen model that a source samples from, by model name."""
-    key = _api_key(config)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    headers = bearer(_api_key(config))
     pools = {config.model.path: Replicas(config.client.base_url, live=True, headers=headers)}
     for source in config.train.source:
         frozen = source.algo.sampling.source
@@ -248,8 +247,8 @@ async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitSta
                 f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve "
                 f"it under another"
             )
-        urls = [frozen.base_url] if isinstance(frozen.base_url, str) else frozen.base_url
-        pools[frozen.name] = Replicas(urls, live=False)
+        headers = bearer(read_api_key(frozen.api_key_var, f"the frozen model of source {source.name!r}"))
+        pools[frozen.name] = Replicas(frozen.base_url, live=False, headers=headers)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
         await pool.connect(config.client.startup_timeout, version)
@@ -257,15 +256,7 @@ async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitSta
 
 
 def _api_key(config: OrchestratorConfig) -> str | None:
-    variable = config.client.api_key_var
-    if variable is None:
-        return None
-    if not os.environ.get(variable):
-        raise ValueError(
-            f"orchestrator.client.api_key_var names {variable!r}, which is not set; export it or "
-            f"remove the key"
-        )
-    return os.environ[variable]
+    return read_api_key(config.client.api_key_var, "orchestrator.client")
 
 
 def first_cause(error: BaseException) -> BaseException:
