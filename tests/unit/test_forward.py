@@ -1,4 +1,4 @@
-"""The packed forward on real tiny models against one plain transformers forward a sample; gradients do not depend on packing."""
+"""The packed forward on real tiny models against one plain transformers forward a sample, however it is packed."""
 
 from pathlib import Path
 
