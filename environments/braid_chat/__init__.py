@@ -2,6 +2,6 @@
 rollout."""
 
 from braid_chat.harness import BraidChatHarness, BraidChatHarnessConfig
-from braid_chat.tools import tool
+from braid_chat.tools import tool, tool_schemas
 
-__all__ = ["BraidChatHarness", "BraidChatHarnessConfig", "tool"]
+__all__ = ["BraidChatHarness", "BraidChatHarnessConfig", "tool", "tool_schemas"]

@@ -24,7 +24,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from verifiers.v1 import TaskData, Trace, tool
 
-__all__ = ["PythonTools", "parse_arguments", "tool"]
+__all__ = ["PythonTools", "parse_arguments", "tool", "tool_schemas"]
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class PythonTools:
         self._data = data
         self._trace = trace
         self._functions = _functions(data.__class__)
-        self.schemas = [_schema(function) for function in self._functions.values()]
+        self.schemas = tool_schemas(data.__class__)
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
@@ -82,6 +82,11 @@ def parse_arguments(text: str) -> dict[str, Any]:
             f"the tool arguments must be a JSON object, not {kind}; send the object itself, encoded once"
         )
     return arguments
+
+
+def tool_schemas(data_class: type[TaskData]) -> list[dict[str, Any]]:
+    """Declarations of the tools of a task data class, in the wire form of the OpenAI chat API."""
+    return [_schema(function) for function in _functions(data_class).values()]
 
 
 @functools.cache

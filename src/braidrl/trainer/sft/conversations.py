@@ -84,7 +84,7 @@ def _from_task(name: str, data: Any, demo_key: str) -> Conversation:
         *_messages(name, data.prompt, "user"),
         *_messages(name, demonstration, "assistant"),
     ]
-    return Conversation(name, messages)
+    return Conversation(name, messages, getattr(data, "tools", None))
 
 
 def _messages(name: str, value: Any, role: str) -> list[dict[str, Any]]:

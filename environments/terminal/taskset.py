@@ -1,0 +1,134 @@
+"""The `terminal` taskset: run an errand with the tool `sh`, then report."""
+
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import verifiers.v1 as vf
+from pydantic import Field
+
+from braid_chat import tool, tool_schemas
+from braid_tasks import DrawnConfig
+from terminal.errands import DONE, NAMES, Errand, Goal, draw_errand
+from terminal.shell import Shell, ShellError
+
+HARNESS = "braid-chat"
+
+
+class TerminalConfig(DrawnConfig):
+    """Which errands are asked for. The splits share no errand."""
+
+    goals: list[Goal] = Field(["read", "find", "move", "write"], min_length=1)
+    """Kinds of errands, drawn uniformly: read a file, find the file that holds a word, rename a file, write
+    a word into one."""
+    num_files: int = Field(3, ge=1, lt=len(NAMES))
+    """Files at the start."""
+    max_commands: int = Field(6, ge=1)
+    """Commands after which a task ends."""
+
+
+class TerminalState(vf.State):
+    """The shell of one rollout."""
+
+    files: dict[str, str] = Field(default_factory=dict)
+    commands: int = 0
+    failed: int = 0
+    """Commands that the shell refused."""
+
+
+class TerminalData(vf.TaskData):
+    """One errand."""
+
+    goal: Goal
+    files: dict[str, str]
+    """Files at the start, by name."""
+    wanted: dict[str, str]
+    """Files at the end."""
+    answer: str | None
+    """The reply that is asked for; None if any will do."""
+    max_commands: int
+    demonstration: list[dict[str, Any]]
+    """A command that does it, its output, and the report."""
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """Declarations of the tools that the demonstration uses."""
+        return tool_schemas(type(self))
+
+    @tool
+    def sh(self, command: str, state: TerminalState) -> str:
+        """Run a shell command."""
+        state.commands += 1
+        try:
+            return Shell(state.files).run(command)
+        except ShellError as error:
+            state.failed += 1
+            return str(error)
+
+
+class TerminalTask(vf.Task[TerminalData, TerminalState]):
+    """Graded by the files at the end and by the report."""
+
+    async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Lay the files out.
+
+        Raises:
+            ValueError: a harness other than `braid-chat`, which would not offer the simulated shell.
+        """
+        harness = trace.agent.config.harness
+        if harness is None or harness.id != HARNESS:
+            raise ValueError(
+                f"the simulated shell of the terminal taskset is offered by harness {HARNESS!r} alone, not by "
+                f"{harness and harness.id!r}; set env.agent.harness.id = {HARNESS!r} or leave it out"
+            )
+        trace.state.files = dict(self.data.files)
+
+    @vf.stop
+    async def out_of_commands(self, trace: vf.Trace) -> bool:
+        """Whether the task has used up its commands."""
+        return trace.state.commands >= self.data.max_commands
+
+    @vf.reward
+    async def done(self, trace: vf.Trace) -> float:
+        """1 if every file is as wanted and the reply is the answer that was asked for, else 0."""
+        answered = self.data.answer is None or trace.last_reply == self.data.answer
+        return float(answered and trace.state.files == self.data.wanted)
+
+    @vf.metric
+    async def commands(self, trace: vf.Trace) -> dict[str, float]:
+        """How many commands ran, how many of them the shell refused, and the reward by goal."""
+        state = trace.state
+        counts = {"commands": float(state.commands), "failed_commands": float(state.failed)}
+        return counts | {f"done_{self.data.goal}": await self.done(trace)}
+
+
+class TerminalTaskset(vf.Taskset[TerminalTask, TerminalConfig]):
+    """Random errands among a few files."""
+
+    def load(self) -> Iterator[TerminalTask]:
+        for errand in self.config.draw(self._draw, key=lambda errand: f"{errand.request} {errand.files}"):
+            data = TerminalData(
+                prompt=errand.request,
+                goal=errand.goal,
+                files=errand.files,
+                wanted=errand.wanted,
+                answer=errand.answer,
+                max_commands=self.config.max_commands,
+                demonstration=_demonstration(errand),
+            )
+            yield TerminalTask(data, self.config.task)
+
+    def _draw(self, generator: random.Random) -> Errand:
+        return draw_errand(generator.choice(self.config.goals), generator, self.config.num_files)
+
+
+def _demonstration(errand: Errand) -> list[dict[str, Any]]:
+    function = {"name": "sh", "arguments": json.dumps({"command": errand.command})}
+    call = {"id": "call_0", "type": "function", "function": function}
+    output = Shell(dict(errand.files)).run(errand.command)
+    return [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "name": "sh", "content": output},
+        {"role": "assistant", "content": errand.answer or DONE},
+    ]
