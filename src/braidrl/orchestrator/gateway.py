@@ -19,9 +19,10 @@ import msgspec
 from aiohttp import web
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.replicas import RETRIED, Backoff, Replica, Replicas, describe
+from braidrl.orchestrator.replicas import Replica, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, translate_answer
 from braidrl.orchestrator.sessions import Session, Spans, derive_seed
+from braidrl.utils.retry import RETRIED, Backoff, describe
 
 logger = logging.getLogger(__name__)
 
@@ -102,6 +103,11 @@ class Gateway:
         """Versions of the session's answered calls, in call order; the gateway forgets the session."""
         session = self.sessions.pop(trace_id, None)
         return session.answered() if session is not None else []
+
+    @property
+    def policy(self) -> str:
+        """Name of the live policy, which is also where its tokenizer lies."""
+        return next(name for name, pool in self.pools.items() if pool.live)
 
     @property
     def waiting(self) -> int:

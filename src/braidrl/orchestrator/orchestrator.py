@@ -225,6 +225,8 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
         evals = [EvalEnv(source, config, gateway) for source in config.eval.source]
         for env in (*train, *evals):
             await stack.enter_async_context(env.serving())
+        for source in train:
+            stack.push_async_callback(source.algorithm.close)
         logger.info(
             "gateway at %s, %d replica(s), %d training source(s)",
             gateway.url,

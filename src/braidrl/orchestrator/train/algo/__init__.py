@@ -5,12 +5,26 @@ from typing import Any
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
 from braidrl.orchestrator.train.algo.base import Algorithm
+from braidrl.orchestrator.train.algo.echo import EchoAlgorithm
 from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
+from braidrl.orchestrator.train.algo.hierarchical_grpo import HierarchicalGRPOAlgorithm
+from braidrl.orchestrator.train.algo.max_rl import MaxRLAlgorithm
+from braidrl.orchestrator.train.algo.opd import OPDAlgorithm
+from braidrl.orchestrator.train.algo.opsd import OPSDAlgorithm
+from braidrl.orchestrator.train.algo.rae import RAEAlgorithm
+from braidrl.orchestrator.train.algo.sft import SFTDistillAlgorithm
 
 __all__ = ["ALGORITHM_CLASSES", "Algorithm", "make_algorithm"]
 
 ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
     "grpo": GRPOAlgorithm,
+    "max_rl": MaxRLAlgorithm,
+    "rae": RAEAlgorithm,
+    "hierarchical_grpo": HierarchicalGRPOAlgorithm,
+    "opd": OPDAlgorithm,
+    "opsd": OPSDAlgorithm,
+    "sft": SFTDistillAlgorithm,
+    "echo": EchoAlgorithm,
 }
 """The class behind each `algo.type`."""
 

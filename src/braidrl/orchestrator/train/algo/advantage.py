@@ -22,6 +22,37 @@ def group_advantages(rewards: ArrayLike) -> Array:
     return values - values.mean()
 
 
+def weighted_advantages(rewards: ArrayLike, tokens: ArrayLike) -> Array:
+    """Reward minus the token-weighted mean: A_i = r_i - sum(L_i r_i) / sum(L_i), so that sum(L_i A_i) = 0.
+
+    Args:
+        rewards: finite, one per trace; may be empty.
+        tokens: L, trainable tokens of each trace. Where there are none at all, the plain mean is the baseline.
+
+    Returns:
+        f64[N]; equal rewards give exact zeros.
+    """
+    values, weights = _finite(rewards), np.asarray(tokens, dtype=np.float64).reshape(-1)
+    if all_equal(values) or not weights.any():
+        return group_advantages(values)
+    return values - (weights * values).sum() / weights.sum()
+
+
+def mean_normalized_advantages(rewards: ArrayLike) -> Array:
+    """A_i = (r_i - m) / m for the mean m; zeros where m <= 0.
+
+    Args:
+        rewards: finite, one per trace; may be empty.
+
+    Returns:
+        f64[N]; equal rewards and a group of one give exact zeros.
+    """
+    values = _finite(rewards)
+    if all_equal(values) or values.mean() <= 0:
+        return np.zeros_like(values)
+    return (values - values.mean()) / values.mean()
+
+
 def all_equal(values: Array) -> bool:
     """Whether a comparison carries no signal; true of none and of one."""
     return bool((values == values[:1]).all())

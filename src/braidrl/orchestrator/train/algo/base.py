@@ -1,11 +1,12 @@
 """The contract of an algorithm: finished episodes in, a per-token signal on their message graphs out."""
 
+from contextlib import AsyncExitStack
 from typing import Any, Generic, TypeVar
 
 from verifiers.v1 import Episode
 
 from braidrl.configs.algorithm import ActionLossType, BaseAlgorithmConfig
-from braidrl.orchestrator.train.algo.routing import num_trainable_tokens, stamp_action_weights
+from braidrl.orchestrator.train.algo.routing import stamp_action_weights, trainable_traces
 
 ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
 
@@ -25,14 +26,21 @@ class Algorithm(Generic[ConfigT]):
     """Clients of the live policy, owned by the host; None where no model is served (tests)."""
     action_loss_type: ActionLossType
     """The loss component that consumes sampled tokens."""
+    resources: AsyncExitStack
+    """Connections and the like that `setup` opens."""
 
     def __init__(self, config: ConfigT, clients: Any = None) -> None:
         self.config = config
         self.clients = clients
         self.action_loss_type = config.action_loss_type
+        self.resources = AsyncExitStack()
 
     async def setup(self) -> None:
         """Build what the algorithm needs from its own config, once, before the first episode."""
+
+    async def close(self) -> None:
+        """Let go of `resources`, once, after the last episode."""
+        await self.resources.aclose()
 
     async def score_episode(self, episode: Episode) -> None:
         """Rollout-local signal of an episode that has trainable sampled tokens."""
@@ -43,7 +51,7 @@ class Algorithm(Generic[ConfigT]):
     async def finalize_episode(self, episode: Episode) -> None:
         """Route an arrived episode's sampled tokens to their loss component and score it; an episode without
         trainable sampled tokens is left alone."""
-        traces = [trace for trace in episode.traces if trace.agent.trainable and num_trainable_tokens(trace)]
+        traces = trainable_traces(episode)
         if not traces:
             return
         for trace in traces:

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from verifiers.v1 import Episode, Trace
 from verifiers.v1.graph import MessageNode
+from verifiers.v1.trace import Branch
 
 from braidrl.configs.algorithm import ActionLossType
 from braidrl.orchestrator.train.samples import RL
@@ -18,6 +19,11 @@ def trainable_nodes(trace: Trace) -> Iterator[MessageNode]:
 def num_trainable_tokens(trace: Trace) -> int:
     """Sampled tokens of the whole graph; a node that several branches share counts once."""
     return sum(sum(node.mask) for node in trace.nodes)
+
+
+def trainable_traces(episode: Episode) -> list[Trace]:
+    """The traces of an episode that have something to train, whether or not all went well."""
+    return [trace for trace in episode.traces if trace.agent.trainable and num_trainable_tokens(trace)]
 
 
 def eligible_traces(episodes: Iterable[Episode]) -> list[Trace]:
@@ -92,9 +98,54 @@ def stamp_action_weights(trace: Trace, action_loss_type: ActionLossType) -> None
         return
     for node in trace.nodes:
         weights = dict(node.loss_weights or {})
-        own = weights.get(action_loss_type, [0.0] * len(node.token_ids))
         weights[RL] = [0.0] * len(node.token_ids)
-        weights[action_loss_type] = [
-            1.0 if sampled else weight for sampled, weight in zip(node.mask, own, strict=True)
+        node.loss_weights = weights
+    stamp_sampled(trace, action_loss_type, 1.0)
+
+
+def stamp_sampled(trace: Trace, component: str, weight: float) -> None:
+    """Give every sampled token of `trace` this weight in a component, over what its stream holds elsewhere."""
+    for node in trace.nodes:
+        weights = dict(node.loss_weights or {})
+        own = weights.get(component, [0.0] * len(node.token_ids))
+        weights[component] = [
+            weight if sampled else other for sampled, other in zip(node.mask, own, strict=True)
         ]
         node.loss_weights = weights
+
+
+def merge_weights(node: MessageNode, component: str, weights: Sequence[float]) -> None:
+    """Put weights on a node's tokens in a component; where it has some already, the larger one wins."""
+    streams = dict(node.loss_weights or {})
+    own = streams.get(component, [0.0] * len(node.token_ids))
+    streams[component] = [max(pair) for pair in zip(own, weights, strict=True)]
+    node.loss_weights = streams
+
+
+def assign_reference_logprobs(branch: Branch, scored: Sequence[float], prefix: int = 0) -> None:
+    """Give the sampled tokens of a branch the log-probs of a reference. A message that branches share keeps
+    its first ones.
+
+    Args:
+        scored: one log-prob for each of `prefix` tokens in front of the branch, then for each of its tokens.
+
+    Raises:
+        ValueError: another length, or a sampled token without a finite log-prob.
+    """
+    expected = prefix + len(branch.token_ids)
+    if len(scored) != expected:
+        raise ValueError(
+            f"the reference scored {len(scored)} tokens where {expected} were sent ({prefix} in front of "
+            f"{len(branch.token_ids)})"
+        )
+    start = prefix
+    for node in branch.nodes:
+        end = start + len(node.token_ids)
+        values = [
+            float(value) for value, sampled in zip(scored[start:end], node.mask, strict=True) if sampled
+        ]
+        if not all(math.isfinite(value) for value in values):
+            raise ValueError(f"the reference gave a sampled token no finite log-prob: {values}")
+        if values and node.reference_logprobs is None:
+            node.reference_logprobs = values
+        start = end

@@ -1,0 +1,95 @@
+"""What algorithms that compare traces have in common: who is compared, what is counted."""
+
+import logging
+from abc import abstractmethod
+from collections import Counter
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from verifiers.v1 import Episode, Trace
+
+from braidrl.configs.algorithm import BaseAlgorithmConfig
+from braidrl.orchestrator.train.algo.advantage import Array
+from braidrl.orchestrator.train.algo.base import Algorithm
+from braidrl.orchestrator.train.algo.routing import assign_advantages, groups_by_id, ineligibility
+
+logger = logging.getLogger(__name__)
+
+ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A trace that takes part in a comparison."""
+
+    episode: Episode
+    trace: Trace
+
+
+def rewards_of(attempts: list[Attempt]) -> Array:
+    """f64[N]: the reward of each trace."""
+    return np.array([attempt.trace.reward for attempt in attempts], dtype=np.float64)
+
+
+class ComparingAlgorithm(Algorithm[ConfigT]):
+    """Credit for whole traces: subclasses say in `credit` how a group's eligible traces compare.
+
+    Traces with an error, of an untrainable agent, without sampled tokens, or without a finite reward take no
+    part, keep no advantage, and are counted. A group of which none is left is no work.
+    """
+
+    def __init__(self, config: ConfigT, clients: object = None) -> None:
+        super().__init__(config, clients)
+        self.counts: Counter[str] = Counter()
+        """Events since the last reading of `metrics`."""
+        self.means: dict[str, list[float]] = {}
+        """Values since the last reading, of which `metrics` reports the mean."""
+        self._warned: set[str] = set()
+
+    @abstractmethod
+    def credit(self, attempts: list[Attempt]) -> Array:
+        """f64[N]: one advantage per attempt of a group, in the order of the group's episodes and their
+        traces."""
+
+    async def score_group(self, episodes: list[Episode]) -> None:
+        for group in groups_by_id(episodes):
+            if len(group) == 1 and self.config.needs_group:
+                self.warn_once(
+                    "a group of one episode has no siblings to be compared with, so its advantage is 0 and it "
+                    "trains nothing; set group_size to 2 or more"
+                )
+            attempts = self._eligible(group)
+            if not attempts:
+                continue
+            advantages = self.credit(attempts)
+            self.counts["groups"] += 1
+            self.counts["zero_advantage_groups"] += not advantages.any()
+            for attempt, advantage in zip(attempts, advantages, strict=True):
+                assign_advantages(attempt.trace, float(advantage))
+
+    def metrics(self) -> dict[str, float]:
+        """`groups`, `zero_advantage_groups` (a share in [0, 1]), `excluded/REASON` (traces) and what the
+        algorithm itself notes, since the last call."""
+        counts, self.counts = self.counts, Counter()
+        means, self.means = self.means, {}
+        metrics = {key: float(value) for key, value in counts.items()}
+        if counts["groups"]:
+            metrics["zero_advantage_groups"] = counts["zero_advantage_groups"] / counts["groups"]
+        return metrics | {key: float(np.mean(values)) for key, values in means.items()}
+
+    def note(self, name: str, value: float) -> None:
+        """Add a value to a mean of `metrics`."""
+        self.means.setdefault(name, []).append(value)
+
+    def warn_once(self, message: str) -> None:
+        """Log a warning the first time."""
+        if message not in self._warned:
+            self._warned.add(message)
+            logger.warning("%s", message)
+
+    def _eligible(self, group: list[Episode]) -> list[Attempt]:
+        attempts = [Attempt(episode, trace) for episode in group for trace in episode.traces]
+        reasons = [ineligibility(attempt.episode, attempt.trace) for attempt in attempts]
+        self.counts.update(f"excluded/{reason}" for reason in reasons if reason)
+        return [attempt for attempt, reason in zip(attempts, reasons, strict=True) if reason is None]
