@@ -39,7 +39,7 @@ class PythonTools:
         self._data = data
         self._trace = trace
         self._functions = _functions(data.__class__)
-        self.schemas = tool_schemas(data.__class__)
+        self.schemas = tool_schemas(data)
 
     def __contains__(self, name: str) -> bool:
         return name in self._functions
@@ -84,9 +84,9 @@ def parse_arguments(text: str) -> dict[str, Any]:
     return arguments
 
 
-def tool_schemas(data_class: type[TaskData]) -> list[dict[str, Any]]:
-    """Declarations of the tools of a task data class, in the wire form of the OpenAI chat API."""
-    return [_schema(function) for function in _functions(data_class).values()]
+def tool_schemas(data: TaskData) -> list[dict[str, Any]]:
+    """Declarations of the Python tools of a task, in the wire form of the OpenAI chat API."""
+    return [_schema(function) for function in _functions(data.__class__).values()]
 
 
 @functools.cache

@@ -8,66 +8,12 @@ from typing import Literal
 Goal = Literal["read", "find", "move", "write"]
 DONE = "done"
 """What a demonstrator replies when the errand asks for no answer."""
-WORDS = [
-    "fig",
-    "kiwi",
-    "lime",
-    "pear",
-    "plum",
-    "apple",
-    "grape",
-    "lemon",
-    "mango",
-    "melon",
-    "olive",
-    "peach",
-    "bean",
-    "corn",
-    "kale",
-    "leek",
-    "okra",
-    "onion",
-    "bee",
-    "bat",
-    "cat",
-    "cow",
-    "dog",
-    "elk",
-    "emu",
-    "fox",
-    "hen",
-    "owl",
-    "pig",
-    "ram",
-    "rat",
-    "yak",
-    "ant",
-    "bear",
-    "crab",
-    "deer",
-    "duck",
-    "frog",
-    "goat",
-    "hawk",
-    "ink",
-    "map",
-    "pen",
-    "cup",
-    "jar",
-    "key",
-    "lid",
-    "mug",
-    "net",
-    "oar",
-    "pan",
-    "rug",
-    "saw",
-    "tub",
-    "urn",
-    "van",
-    "axe",
-    "bell",
-]
+_WORDS = """
+fig kiwi lime pear plum apple grape lemon mango melon olive peach bean corn kale leek okra onion
+bee bat cat cow dog elk emu fox hen owl pig ram rat yak ant bear crab deer duck frog goat hawk
+ink map pen cup jar key lid mug net oar pan rug saw tub urn van axe bell
+"""
+WORDS = tuple(_WORDS.split())
 """Words that file contents are made of."""
 NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
 """Names of files."""

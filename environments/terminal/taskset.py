@@ -54,7 +54,7 @@ class TerminalData(vf.TaskData):
     @property
     def tools(self) -> list[dict[str, Any]]:
         """Declarations of the tools that the demonstration uses."""
-        return tool_schemas(type(self))
+        return tool_schemas(self)
 
     @tool
     def sh(self, command: str, state: TerminalState) -> str:
