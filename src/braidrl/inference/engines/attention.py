@@ -34,31 +34,43 @@ class Layout:
     cache: SlotCache
     spans: Sequence[Span]
     decoding: int
-    slots_T: Tensor = field(init=False)
     positions_T: Tensor = field(init=False)
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
     """Additive masks of the decoding sequences by sliding window; layers share them."""
 
     def __post_init__(self) -> None:
-        self.slots_T = torch.tensor([span.slot for span in self.spans for _ in range(span.count)])
         self.positions_T = torch.tensor(
             [p for span in self.spans for p in range(span.start, span.start + span.count)]
         )
         self.length = 1 + max((span.start for span in self.spans[: self.decoding]), default=0)
-        self.even = len({span.start for span in self.spans[: self.decoding]}) == 1
-        slots = [span.slot for span in self.spans[: self.decoding]]
+        decoding = self.spans[: self.decoding]
+        self.even = len({span.start for span in decoding}) == 1
+        slots = [span.slot for span in decoding]
+        self.slots_B = torch.tensor(slots, dtype=torch.long)
         # slots 0 .. n-1 in order are a view of the cache; anything else has to be gathered
-        self.rows: slice | Tensor = (
-            slice(self.decoding) if slots == list(range(len(slots))) else torch.tensor(slots)
-        )
+        self.dense = slots == list(range(len(slots)))
+        self.rows: slice | Tensor = slice(self.decoding) if self.dense else self.slots_B
+
+    def write(self, new_HTD: Tensor, store: Tensor) -> None:
+        """Put the new keys (or values) of one layer into their places in `store` [slots, kv_heads, length, D]."""
+        decoded_BHD = new_HTD[:, : self.decoding].transpose(0, 1)
+        if self.dense and self.even:
+            store[: self.decoding, :, self.length - 1] = decoded_BHD
+        elif self.decoding:
+            store[self.slots_B, :, self.positions_T[: self.decoding]] = decoded_BHD
+        offset = self.decoding
+        for span in self.spans[self.decoding :]:
+            chunk_HTD = new_HTD[:, offset : offset + span.count]
+            store[span.slot, :, span.start : span.start + span.count] = chunk_HTD
+            offset += span.count
 
     def decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
         """[decoding, 1, 1, length]: 0 where a decoding token attends, -inf elsewhere; None: everywhere."""
-        last_B1 = self.positions_T[: self.decoding, None]
         if self.even and (window is None or window >= self.length):
             return None
         key = (window, dtype)
         if key not in self.masks:
+            last_B1 = self.positions_T[: self.decoding, None]
             at_L = torch.arange(self.length)
             seen_BL = at_L <= last_B1
             if window is not None:
@@ -88,10 +100,9 @@ def slot_attention(
         if kwargs.get(name) is not None:
             raise ValueError(f"{type(module).__name__} needs {name}, which the embedded engine does not have")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    slots.cache.write(
-        layer, key[0].transpose(0, 1), value[0].transpose(0, 1), slots.slots_T, slots.positions_T
-    )
-    keys, values = slots.cache.layers[layer]
+    keys, values = slots.cache.layer(layer, key[0], value[0])
+    slots.write(key[0], keys)
+    slots.write(value[0], values)
     parts = []
     if slots.decoding:
         parts.append(_decode(query[0, :, : slots.decoding], keys, values, slots, scaling, sliding_window))

@@ -40,15 +40,11 @@ class SlotCache:
             self.layers[index] = tuple(_enlarged(old, wanted_slots, wanted_length) for old in pair)  # type: ignore[assignment]
         self.slots, self.length = wanted_slots, wanted_length
 
-    def write(
-        self, layer: int, key_THD: Tensor, value_THD: Tensor, slots_T: Tensor, positions_T: Tensor
-    ) -> None:
-        """Store one key and value a token."""
-        if layer not in self.layers:
-            self.layers[layer] = (self._allocate(key_THD), self._allocate(value_THD))
-        keys, values = self.layers[layer]
-        keys[slots_T, :, positions_T] = key_THD
-        values[slots_T, :, positions_T] = value_THD
+    def layer(self, index: int, key_HTD: Tensor, value_HTD: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of one layer; a new one is shaped for what is about to be written."""
+        if index not in self.layers:
+            self.layers[index] = (self._allocate(key_HTD), self._allocate(value_HTD))
+        return self.layers[index]
 
     def move(self, source: int, target: int, length: int) -> None:
         """Copy the first `length` positions of one slot to another."""
@@ -72,9 +68,9 @@ class SlotCache:
             for tensor in pair:
                 tensor.zero_()
 
-    def _allocate(self, like_THD: Tensor) -> Tensor:
-        _, heads, dim = like_THD.shape
-        return like_THD.new_zeros(self.slots, heads, self.length, dim)
+    def _allocate(self, like_HTD: Tensor) -> Tensor:
+        heads, _, dim = like_HTD.shape
+        return like_HTD.new_zeros(self.slots, heads, self.length, dim)
 
 
 @dataclass(frozen=True)
