@@ -63,3 +63,13 @@ def episode(*traces: Trace, group: str | None = "g", ok: bool | None = None) -> 
         errors=[] if ok is not False else [Error(type="EnvError", message="finalize failed")],
         traces=played,
     )
+
+
+def advantages_of(episodes: Sequence[Episode]) -> list[float | None]:
+    """The advantage of each trace's sampled tokens, which must be uniform; None where unassigned."""
+    found = []
+    for item in (item for played in episodes for item in played.traces):
+        values = {value for graph_node in item.nodes for value in graph_node.advantages or []}
+        assert len(values) <= 1
+        found.append(values.pop() if values else None)
+    return found

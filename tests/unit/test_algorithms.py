@@ -2,27 +2,26 @@
 
 import logging
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
+import torch
 
-from braidrl.configs.algorithm import BaseAlgorithmConfig, GRPOConfig
+from braidrl.configs.algorithm import AlgorithmConfig, BaseAlgorithmConfig, GRPOConfig
+from braidrl.configs.faults import tag_of
+from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
 from braidrl.orchestrator.train.samples import CE
-from tests.unit.episodes import episode, node, trace
-
-
-def advantages_of(episodes) -> list[float | None]:
-    """The advantage of each trace's sampled tokens, which must be uniform; None where unassigned."""
-    found = []
-    for item in (item for played in episodes for item in played.traces):
-        values = {value for graph_node in item.nodes for value in graph_node.advantages or []}
-        assert len(values) <= 1
-        found.append(values.pop() if values else None)
-    return found
+from braidrl.packing import Normalisers, pack
+from braidrl.trainer.forward import to_device
+from braidrl.trainer.rl.components import component_loss
+from braidrl.trainer.rl.losses import make_loss
+from braidrl.transport.types import TrainingSample
+from tests.unit.episodes import advantages_of, episode, node, trace
 
 
 async def test_grpo_vectors(vectors) -> None:
@@ -152,8 +151,6 @@ async def test_plain_grpo_stamps_no_weights() -> None:
 
 
 async def test_the_documented_way_to_write_an_algorithm_runs() -> None:
-    import torch
-
     class MyAlgorithm(Algorithm):
         async def score_group(self, episodes):
             traces = [item for played in episodes for item in played.traces]
@@ -176,6 +173,31 @@ def test_every_algorithm_is_built_from_its_config_and_starts_stateless() -> None
     state = algorithm.state_dict()
     algorithm.load_state_dict(state)
     assert state == {}
+
+
+def test_every_type_has_a_class_that_explains_itself() -> None:
+    union = get_args(AlgorithmConfig)[0]
+    assert {tag_of(config) for config in get_args(union)} == set(ALGORITHM_CLASSES)
+    for algorithm in ALGORITHM_CLASSES.values():
+        assert algorithm.__doc__ is not None
+        for part in ("Source:", "Assumes", "Degenerate cases:"):
+            assert part in algorithm.__doc__, algorithm
+
+
+def test_advantages_off_the_mask_count_for_nothing() -> None:
+    """The mean of [1, 1, 10, 10] under [1, 1, 0, 0] is 1. (Nothing precedes the first token, so one stands in
+    front.)"""
+    sample = TrainingSample(
+        token_ids=np.arange(5, dtype=np.int32),
+        mask=np.array([0, 1, 1, 0, 0], dtype=bool),
+        sampling_logprobs=np.array([0, -0.5, -0.5, 0, 0], dtype=np.float32),
+        advantages=np.array([10, 1, 1, 10, 10], dtype=np.float32),
+    )
+    (micro,) = pack([sample], max_tokens=8)
+    x = torch.full((2,), -0.5, requires_grad=True)
+    parts = (make_loss(IPOLossConfig()), Normalisers.of([sample]))
+    loss, _ = component_loss(x, to_device(micro, torch.device("cpu")), *parts)
+    assert loss.item() == -1.0
 
 
 def test_a_stop_token_that_also_pads_is_trained() -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, Self
 
@@ -197,8 +198,9 @@ class Reference:
         """(status, answer) of the least busy server; what fails for a passing reason is tried again."""
         async with self._slots:
             backoff, seen = Backoff(self.timeout), ""
+            failed: Counter[str] = Counter()
             while True:
-                url = min(self.load, key=lambda url: self.load[url])
+                url = min(self.load, key=lambda url: (failed[url], self.load[url]))
                 self.load[url] += 1
                 try:
                     status, answer = await self._post(url + route, body, backoff.remaining)
@@ -211,6 +213,7 @@ class Reference:
                     seen = f"{url}: {describe(error)}"
                 finally:
                     self.load[url] -= 1
+                failed[url] += 1
                 if not await backoff.sleep():
                     raise ScoringError(f"{self} gave no answer within {self.timeout:g} s (last seen: {seen})")
 
