@@ -3,16 +3,15 @@
 Everything follows from the config: the i-th task of a split is the same on every machine.
 """
 
-import hashlib
 import random
 from collections.abc import Iterator
-from typing import Literal, Self
+from typing import Self
 
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
 
-HELDOUT_SHARE = 4
-"""One text in this many belongs to the held-out split."""
+from braid_tasks import Split, split_of
+
 MAX_REFUSED = 10_000
 """Draws of the other split in a row after which the split counts as empty."""
 
@@ -30,7 +29,7 @@ class ReverseTextConfig(vf.TasksetConfig):
     """Characters that texts are drawn from, uniformly; each occurs once and none is white space."""
     seed: int = 0
     """Draws the texts."""
-    split: Literal["train", "heldout"] = "train"
+    split: Split = "train"
     """The splits share no text, whatever their seeds and lengths: the text itself decides to which one it
     belongs."""
     prompt: str = "{text}"
@@ -110,12 +109,6 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
                     f"reverse-text: none of {MAX_REFUSED} texts of {lengths} characters out of "
                     f"{config.alphabet!r} is in split {config.split!r}; allow longer texts or more characters"
                 )
-
-
-def split_of(text: str) -> Literal["train", "heldout"]:
-    """The split that a text belongs to: a hash of the text decides, one in `HELDOUT_SHARE` is held out."""
-    digest = hashlib.blake2b(text.encode(), digest_size=4).digest()
-    return "heldout" if int.from_bytes(digest, "little") % HELDOUT_SHARE == 0 else "train"
 
 
 def similarity(reply: str, answer: str) -> float:
