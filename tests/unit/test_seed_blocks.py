@@ -11,6 +11,7 @@ import pytest
 
 from braidrl.configs.load import to_toml
 from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.configs.resolve import resolve_environments
 from braidrl.configs.rl import RLConfig
 
 ELSEWHERE = ("[trainer.loss]", "curriculum.sampler")
@@ -69,6 +70,17 @@ def test_every_algorithm_block_validates_and_reloads(shared_dir: Path) -> None:
     ]
     for config in configs:
         assert RLConfig.model_validate(tomllib.loads(to_toml(config))) == config
+
+
+def test_the_blocks_fit_the_environments_that_they_name(shared_dir: Path) -> None:
+    """`math` alone does not ship with Braid."""
+    for block in algorithm_blocks(shared_dir):
+        config = run_config(block).orchestrator
+        for source in config.train.source:
+            if source.env["taskset"]["id"] == "math":
+                source.env["taskset"]["id"] = "reverse-text"
+        resolve_environments(config)
+        assert all(source.env["taskset"]["id"] for source in config.train.source)
 
 
 def test_what_the_blocks_say_is_what_runs(shared_dir: Path) -> None:
