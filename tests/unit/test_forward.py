@@ -1,4 +1,7 @@
-"""The packed forward on real tiny models against one plain transformers forward a sample, however it is packed."""
+"""The packed forward on real tiny models against one plain transformers forward a sample.
+
+Gradients do not depend on packing.
+"""
 
 from pathlib import Path
 
