@@ -2,6 +2,8 @@
 
 import logging
 import math
+import re
+from pathlib import Path
 from typing import get_args
 
 import numpy as np
@@ -173,6 +175,17 @@ def test_every_algorithm_is_built_from_its_config_and_starts_stateless() -> None
     state = algorithm.state_dict()
     algorithm.load_state_dict(state)
     assert state == {}
+
+
+async def test_the_algorithm_of_the_documentation_runs() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    scope: dict = {}
+    exec(code, scope)
+    for rewards, expected in (([3.0, 1.0, 2.0], [1.0, -1.0, 0.0]), ([5.0], [0.0])):
+        episodes = [episode(trace(reward)) for reward in rewards]
+        await scope["Ranked"](GRPOConfig()).score_group(episodes)
+        assert advantages_of(episodes) == expected
 
 
 def test_every_type_has_a_class_that_explains_itself() -> None:

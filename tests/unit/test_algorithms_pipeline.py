@@ -77,6 +77,16 @@ async def test_three_algorithms_share_batches(tiny_model_dir: Path, tmp_path: Pa
     assert generated and all("cache_salt" not in body for body in generated)
 
 
+async def test_two_frozen_models_of_one_name_are_refused(tiny_model_dir: Path, tmp_path: Path) -> None:
+    async with ScoringStub(model="teacher") as one, ScoringStub(model="teacher") as two:
+        algos = {
+            name: {"type": "sft", "sampling": {"source": {"name": "teacher", "base_url": stub.url}}}
+            for name, stub in (("first", one), ("second", two))
+        }
+        with pytest.raises(ValueError, match=r"source 'second', 'teacher', stands at .* serve them under"):
+            await run(tiny_model_dir, tmp_path, algos)
+
+
 async def test_an_episode_whose_teacher_fails_is_recorded_and_left_out(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:

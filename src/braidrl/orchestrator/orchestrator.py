@@ -249,6 +249,11 @@ async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitSta
                 f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve "
                 f"it under another"
             )
+        if frozen.name in pools and pools[frozen.name].urls != frozen.base_url:
+            raise ValueError(
+                f"the frozen model of source {source.name!r}, {frozen.name!r}, stands at {frozen.base_url} here and at "
+                f"{pools[frozen.name].urls} elsewhere; serve them under different names"
+            )
         headers = bearer(read_api_key(frozen.api_key_var, f"the frozen model of source {source.name!r}"))
         pools[frozen.name] = Replicas(frozen.base_url, live=False, headers=headers)
     for pool in pools.values():
