@@ -1,14 +1,11 @@
-"""The generators of the public package `reasoning-gym`, where it is installed."""
+"""The generators of the public package `reasoning-gym` (an extra; the tests install it)."""
 
 import pytest
 from pydantic import ValidationError
 
+from reasoning_gym_tasks import ReasoningGymConfig
 from tests.unit.environments import play, tasks
 from tests.unit.scripted_model import ScriptedModel
-
-pytest.importorskip("reasoning_gym")
-
-from reasoning_gym_tasks import ReasoningGymConfig
 
 ID = "reasoning-gym-tasks"
 SUMS = {"id": ID, "num_tasks": 1, "params": {"max_terms": 2, "max_digits": 1}}
