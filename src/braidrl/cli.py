@@ -12,6 +12,7 @@ COMMANDS = {
     "inference": "Serve a model (one of the three processes of `braid rl`)",
     "orchestrator": "Run environments and ship batches (one of the three processes)",
     "trainer": "Take optimizer steps (one of the three processes)",
+    "algorithms": "List every algorithm: what it is, its parameters, where it comes from",
     "tiny-model": "Write a tiny, randomly initialised model folder",
 }
 
@@ -46,8 +47,8 @@ def main(argv: list[str] | None = None) -> int:
         return unknown_command(args[0])
     from braidrl.configs.errors import ConfigError, ConfigErrors
 
-    module = importlib.import_module(f"braidrl.entrypoints.{args[0].replace('-', '_')}")
     try:
+        module = importlib.import_module(f"braidrl.entrypoints.{args[0].replace('-', '_')}")
         return module.main(args[1:])
     except (ConfigError, ConfigErrors) as error:
         for line in str(error).splitlines():

@@ -58,6 +58,12 @@ class BaseAlgorithmConfig(BaseConfig):
     """The loss component that consumes sampled tokens."""
     needs_group: ClassVar[bool] = False
     """Whether credit is relative to siblings, so that a group of one carries no signal."""
+    needs_model: ClassVar[bool] = False
+    """Whether the algorithm asks a served model, so that recorded episodes alone cannot be scored."""
+    paper: ClassVar[str] = ""
+    """Where the algorithm comes from: an arXiv number, or a name."""
+    algorithm_class: ClassVar[str] = ""
+    """`package.module:Class` of an algorithm that another package brings (`braidrl.configs.plugins`)."""
 
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
     """Which model generates the rollouts."""
@@ -138,6 +144,8 @@ class GroupRelativeConfig(BaseAlgorithmConfig):
 class GRPOConfig(GroupRelativeConfig):
     """Group-relative policy optimisation: reward minus the mean reward of the group."""
 
+    paper: ClassVar[str] = "arXiv:2402.03300"
+
     type: Literal["grpo"] = "grpo"
 
 
@@ -145,12 +153,15 @@ class MaxRLConfig(BaseAlgorithmConfig):
     """Maximum-likelihood RL: reward minus the group's mean, divided by that mean."""
 
     needs_group: ClassVar[bool] = True
+    paper: ClassVar[str] = "arXiv:2602.02710"
 
     type: Literal["max_rl"] = "max_rl"
 
 
 class RAEConfig(BaseAlgorithmConfig):
     """Role-conditioned advantage estimation: reward minus a running mean of the same agent's rewards."""
+
+    paper: ClassVar[str] = "arXiv:2506.24119"
 
     type: Literal["rae"] = "rae"
     decay: float = Field(0.95, ge=0, lt=1)
@@ -159,6 +170,8 @@ class RAEConfig(BaseAlgorithmConfig):
 
 class HierarchicalGRPOConfig(BaseAlgorithmConfig):
     """GRPO for proposer-solver environments: solvers within a proposed problem, proposers across them."""
+
+    paper: ClassVar[str] = "GRPO"
 
     type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
     episode_agents: list[str] = Field(default=["solver"], min_length=1)
@@ -177,6 +190,8 @@ class OPDConfig(BaseAlgorithmConfig):
     """On-policy distillation: the policy samples, a frozen teacher scores every token."""
 
     action_loss_type: ClassVar[ActionLossType] = "ref_kl"
+    needs_model: ClassVar[bool] = True
+    paper: ClassVar[str] = "Thinking Machines, 2025"
 
     type: Literal["opd"] = "opd"
     teacher: FrozenModelConfig
@@ -201,6 +216,8 @@ class OPSDConfig(BaseAlgorithmConfig):
     """On-policy self-distillation: the live policy, shown a demonstration, is its own teacher."""
 
     action_loss_type: ClassVar[ActionLossType] = "ref_kl"
+    needs_model: ClassVar[bool] = True
+    paper: ClassVar[str] = "arXiv:2601.19897"
 
     type: Literal["opsd"] = "opsd"
     demo_key: str = "demonstration"
@@ -233,6 +250,8 @@ class SFTDistillConfig(BaseAlgorithmConfig):
     """Hard distillation: a frozen model samples, the policy imitates its tokens."""
 
     action_loss_type: ClassVar[ActionLossType] = "ce"
+    needs_model: ClassVar[bool] = True
+    paper: ClassVar[str] = "arXiv:1606.07947"
 
     type: Literal["sft"] = "sft"
 
@@ -284,6 +303,8 @@ class EchoFilterConfig(BaseConfig):
 class EchoConfig(GroupRelativeConfig):
     """ECHO: GRPO on sampled tokens, and cross-entropy on what the environment answers."""
 
+    paper: ClassVar[str] = "ECHO"
+
     type: Literal["echo"] = "echo"
     roles: EchoRolesConfig = Field(
         default_factory=lambda: EchoRolesConfig(tool=EchoRoleConfig(alpha=0.1)),
@@ -311,4 +332,4 @@ AlgorithmConfig = Annotated[
     | EchoConfig,
     Field(discriminator="type"),
 ]
-"""Every algorithm's config, told apart by `type`."""
+"""Every built-in algorithm's config, told apart by `type`; `braidrl.configs.plugins` adds those of other packages."""

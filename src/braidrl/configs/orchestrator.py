@@ -6,11 +6,12 @@ from typing import Any, Self
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from braidrl.configs import legacy
-from braidrl.configs.algorithm import AlgorithmConfig, GRPOConfig
+from braidrl.configs.algorithm import GRPOConfig
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.curriculum import CurriculumConfig
 from braidrl.configs.inherit import inherit, spell_out
 from braidrl.configs.model import EvalSamplingConfig, ModelConfig, RendererConfig, TrainSamplingConfig
+from braidrl.configs.plugins import InstalledAlgorithmConfig
 from braidrl.configs.trainer import CheckpointConfig
 
 EnvBlock = dict[str, Any]
@@ -29,7 +30,7 @@ class TrainSourceConfig(BaseConfig):
     """Share of the sampled groups, relative to the other sources'."""
     group_size: int = Field(8, ge=1)
     """Episodes of one task that are compared."""
-    algo: AlgorithmConfig = GRPOConfig()
+    algo: InstalledAlgorithmConfig = GRPOConfig()
     """The algorithm of this environment."""
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
     """How its rollouts are sampled."""
@@ -46,7 +47,7 @@ INHERITED = ("algo", "sampling", "group_size", "curriculum", "timeout")
 class TrainConfig(BaseConfig):
     """Training environments and their defaults."""
 
-    algo: AlgorithmConfig = GRPOConfig()
+    algo: InstalledAlgorithmConfig = GRPOConfig()
     """Default algorithm."""
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
     """Default sampling."""

@@ -1,6 +1,7 @@
 """Algorithms: one module each. An algorithm annotates finished episodes; everything downstream is blind to
 its name."""
 
+import pkgutil
 from typing import Any
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
@@ -26,10 +27,27 @@ ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
     "sft": SFTDistillAlgorithm,
     "echo": EchoAlgorithm,
 }
-"""The class behind each `algo.type`."""
+"""The class behind each built-in `algo.type`; other packages name theirs in their config class."""
 
 
 def make_algorithm(config: BaseAlgorithmConfig, clients: Any = None) -> Algorithm:
     """Build the algorithm of one environment. `clients` reach the live policy; they stay the host's to
     close."""
-    return ALGORITHM_CLASSES[config.type](config, clients)
+    built_in = ALGORITHM_CLASSES.get(config.type)
+    return (built_in or _class_of_package(config))(config, clients)
+
+
+def _class_of_package(config: BaseAlgorithmConfig) -> type[Algorithm]:
+    try:
+        found = pkgutil.resolve_name(config.algorithm_class)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(
+            f"{type(config).__name__}.algorithm_class = {config.algorithm_class!r} cannot be imported: {error}; "
+            "give `package.module:Class` of the algorithm"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Algorithm)):
+        raise ValueError(
+            f"{type(config).__name__}.algorithm_class = {config.algorithm_class!r} is {found!r}, which is no "
+            "Algorithm; subclass braidrl.orchestrator.train.algo.Algorithm"
+        )
+    return found

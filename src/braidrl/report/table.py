@@ -1,0 +1,26 @@
+"""Tables for people: drawn in a terminal, plain aligned columns elsewhere."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+
+def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None) -> None:
+    """Print rows of text under a header, to standard output unless a console is given."""
+    console = console or Console()
+    if not console.is_terminal:
+        for line in plain_lines([header, *rows]):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        return
+    table = Table(*header, header_style="bold", show_lines=True)
+    for row in rows:
+        table.add_row(*row)
+    console.print(table, markup=False)
+
+
+def plain_lines(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows as lines, each column padded to its longest cell; line breaks within a cell become `, `."""
+    cells = [[", ".join(cell.splitlines()) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
