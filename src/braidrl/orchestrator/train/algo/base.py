@@ -1,7 +1,7 @@
 """The contract of an algorithm: finished episodes in, a per-token signal on their message graphs out."""
 
 from contextlib import AsyncExitStack
-from typing import Any, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 from verifiers.v1 import Episode
 
@@ -21,6 +21,9 @@ class Algorithm(Generic[ConfigT]):
     `finalize_episode` for every episode, then `score_group`. Episodes with errors reach `score_group` as
     well, so that an algorithm sees its whole group; `eligible_traces` picks what may be compared.
     """
+
+    order_matters: ClassVar[bool] = False
+    """Whether a trace's signal depends on the traces that were scored before it."""
 
     clients: Any
     """Clients of the live policy, owned by the host; None where no model is served (tests)."""

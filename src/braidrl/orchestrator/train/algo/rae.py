@@ -1,7 +1,7 @@
 """Role-conditioned advantage estimation, for self-play."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -25,6 +25,8 @@ class RAEAlgorithm(ComparingAlgorithm[RAEConfig]):
     Degenerate cases: the first 1/(1 - decay) traces of an agent see a baseline that is still near 0; a reward
     that equals the baseline gives 0. Baselines are part of a checkpoint.
     """
+
+    order_matters: ClassVar[bool] = True
 
     def __init__(self, config: RAEConfig, clients: object = None) -> None:
         super().__init__(config, clients)
