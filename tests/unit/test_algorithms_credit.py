@@ -14,10 +14,10 @@ from braidrl.configs.algorithm import (
     EchoConfig,
     GRPOConfig,
     HierarchicalGRPOConfig,
-    LinearPenaltyConfig,
     MaxRLConfig,
     RAEConfig,
 )
+from braidrl.configs.length_penalty import LinearPenaltyConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.algo.advantage import weighted_advantages
 from braidrl.orchestrator.train.algo.length_penalty import (

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.length_penalty import LengthPenaltyConfig
 from braidrl.configs.model import RendererConfig
 
 ActionLossType = Literal["rl", "ce", "ref_kl"]
@@ -85,38 +86,6 @@ class BaseAlgorithmConfig(BaseConfig):
                 'type = "sft" to imitate the frozen model'
             )
         return self
-
-
-class LinearPenaltyConfig(BaseConfig):
-    """A penalty on long rollouts, scaled by the group's mean reward."""
-
-    type: Literal["linear"] = "linear"
-    num_output_tokens_weight: float = Field(0.25, ge=0)
-    """Penalty of the rollout with the most sampled tokens."""
-    num_input_tokens_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most context tokens that it did not sample."""
-    num_turns_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most turns."""
-
-
-class LinearSubagentPenaltyConfig(BaseConfig):
-    """The linear penalty with the tokens of subagents at a weight of their own."""
-
-    type: Literal["linear-subagent"] = "linear-subagent"
-    num_output_tokens_weight: float = Field(0.25, ge=0)
-    """Penalty of the rollout with the most sampled tokens."""
-    num_input_tokens_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most context tokens that it did not sample."""
-    num_turns_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most turns; subagents' turns count like all others."""
-    subagent_token_weight: float = Field(0.0, ge=0)
-    """How much a token of a subagent counts: 0 not at all, 1 like any other."""
-
-
-LengthPenaltyConfig = Annotated[
-    LinearPenaltyConfig | LinearSubagentPenaltyConfig, Field(discriminator="type")
-]
-"""Every length penalty's config, told apart by `type`; a block without one is linear."""
 
 
 class GroupRelativeConfig(BaseAlgorithmConfig):

@@ -42,9 +42,17 @@ def keys_of(cls: type[BaseModel], prefix: str = "", hidden: frozenset[str] = fro
         elif tagged := [model for model in models_in(annotation) if tag_of(model)]:
             yield from _tagged_keys(tagged, path, field, hidden)
         else:
-            yield Key(
-                path, _type_name(annotation), _default(field), " ".join((field.description or "").split())
-            )
+            yield from _value_or_block(path, annotation, field, hidden)
+
+
+def _value_or_block(path: str, annotation: Any, field: FieldInfo, hidden: frozenset[str]) -> Iterator[Key]:
+    """A plain key; or a block that may be absent or a plain value instead."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    blocks = [member for member in members if _is_model(member)]
+    if not blocks or set(members) - {*blocks, type(None)}:
+        yield Key(path, _type_name(annotation), _default(field), _described(field))
+    for block in blocks:
+        yield from keys_of(block, f"{path}.", hidden)
 
 
 def _tagged_keys(
@@ -54,9 +62,7 @@ def _tagged_keys(
     tags = [str(tag_of(model)) for model in models]
     chosen = field.get_default(call_default_factory=True, validated_data={})
     default = getattr(chosen, "type", "none")
-    yield Key(
-        f"{path}.type", "{" + ",".join(tags) + "}", default, " ".join((field.description or "").split())
-    )
+    yield Key(f"{path}.type", "{" + ",".join(tags) + "}", default, _described(field))
     found: dict[str, Key] = {}
     owners: dict[str, list[str]] = {}
     for tag, model in zip(tags, models, strict=True):
@@ -96,6 +102,10 @@ def _type_name(annotation: Any) -> str:
     if origin is not None:
         return f"{origin.__name__}[{', '.join(_type_name(argument) for argument in arguments)}]"
     return "none" if annotation is type(None) else getattr(annotation, "__name__", str(annotation)).lower()
+
+
+def _described(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split())
 
 
 def _default(field: FieldInfo) -> str | None:

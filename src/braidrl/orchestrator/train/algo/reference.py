@@ -113,7 +113,8 @@ class Reference:
         prompts, or give an answer that does not fit.
         """
         entries = await self._scored(token_ids)
-        return [math.nan, *(entries[t][str(token)].logprob for t, token in enumerate(token_ids) if t)]  # type: ignore[index]
+        pairs = list(zip(token_ids, entries, strict=True))
+        return [math.nan, *(entry[str(token)].logprob for token, entry in pairs[1:])]
 
     # -- tokenizers
 
@@ -135,7 +136,7 @@ class Reference:
         token_ids = [token for ours in probes.values() for token in ours] + [len(tokenizer) - 1]
         entries = await self._scored(token_ids)
         for token, entry in list(zip(token_ids, entries, strict=True))[1:]:
-            there, here = (entry or {})[str(token)].decoded_token, tokenizer.decode([token])
+            there, here = entry[str(token)].decoded_token, tokenizer.decode([token])
             if there is not None and _differ(there, here):
                 raise self._other_tokenizer(policy, f"token {token} is {there!r} there and {here!r} here")
 
@@ -155,8 +156,8 @@ class Reference:
 
     # -- requests
 
-    async def _scored(self, token_ids: Sequence[int]) -> Scored:
-        """One entry per token, which holds the token's own."""
+    async def _scored(self, token_ids: Sequence[int]) -> list[dict[str, _Entry]]:
+        """For each token what the server says of it, by id, itself among them; nothing for the first."""
         status, answer = await self._ask(self._route, self._body(self._route, token_ids))
         if status in ABSENT and self._route == GENERATE:
             status, answer = await self._ask(COMPLETIONS, self._body(COMPLETIONS, token_ids))
@@ -166,13 +167,14 @@ class Reference:
                 f"{self} refused to score {len(token_ids)} tokens: status {status}, {_text(answer)}"
             )
         decoded = self._decode(answer, _Answer)
-        entries = decoded.prompt_logprobs or next((c.prompt_logprobs for c in decoded.choices), None)
-        if entries is None:
+        scored = decoded.prompt_logprobs or next((c.prompt_logprobs for c in decoded.choices), None)
+        if scored is None:
             raise ScoringError(
                 f"{self} cannot score prompts: its answer has no prompt_logprobs; serve it with vLLM or with "
                 "`braid inference`"
             )
-        held = [str(token) in (entry or {}) for token, entry in zip(token_ids, entries)]
+        entries = [entry or {} for entry in scored]
+        held = [str(token) in entry for token, entry in zip(token_ids, entries)]
         if len(entries) != len(token_ids) or not all(held[1:]):
             raise ScoringError(
                 f"{self} scored {len(entries)} tokens, {sum(held)} of them those that were asked for, where "
