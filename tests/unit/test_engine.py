@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_helpers import DEADLINE, check_logprobs, generate, plain_logprobs, running, submit, wait_until
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import Lfm2Config, Lfm2ForCausalLM, MistralConfig, MistralForCausalLM
 
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig
@@ -178,3 +178,20 @@ def test_sliding_windows_and_untied_heads(tmp_path: Path):
         for request in requests:
             check_logprobs(tmp_path, request.future.result(DEADLINE))
         assert engine.model.eos_ids == {255}
+
+
+def test_layers_that_are_not_attention_are_refused(tmp_path: Path):
+    config = Lfm2Config(
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        layer_types=["conv", "full_attention"],
+    )
+    Lfm2ForCausalLM(config).save_pretrained(tmp_path)
+    engine = TorchEngine(InferenceConfig(model=ModelConfig(path=str(tmp_path)), threads=1))
+    engine.start()
+    with pytest.raises(ValueError, match=r"1 of 2 layers keep keys and values, some are of type \['conv'\]"):
+        engine.loaded.result(DEADLINE)

@@ -50,14 +50,16 @@ class SlotModel:
         return output.logits[0]
 
     def _check_layers(self, path: str) -> None:
-        """Refuse a model that keeps state outside its attention (state-space or linear-attention layers)."""
+        """Refuse a model with layers that keep other state than keys and values, or that mask in another way."""
+        config = self.module.config.get_text_config()
+        others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         cache = SlotCache(1, 2)
         self.forward([0, 0], [Span(0, 0, 2)], 0, cache, [1])
-        layers = self.module.config.get_text_config().num_hidden_layers
-        if len(cache.layers) != layers:
+        if others or len(cache.layers) != config.num_hidden_layers:
             raise ValueError(
-                f"{path}: {len(cache.layers)} of {layers} layers keep keys and values; "
-                "the embedded engine serves models whose every layer is attention"
+                f"{path}: {len(cache.layers)} of {config.num_hidden_layers} layers keep keys and values"
+                f"{f', some are of type {sorted(others)}' if others else ''}; the embedded engine serves models "
+                "whose every layer is full or sliding-window attention"
             )
 
 
