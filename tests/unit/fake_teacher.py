@@ -4,10 +4,15 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from transformers import AutoTokenizer
+
+from braidrl.configs.algorithm import OPDConfig
 
 
 @dataclass
@@ -83,3 +88,24 @@ class FakeTeacher:
             app.router.add_post(route, self.answer)
         async with TestServer(app, shutdown_timeout=0.1) as server:
             yield str(server.make_url("/v1"))
+
+
+def policy(path: Path, url: str = "") -> SimpleNamespace:
+    """What an algorithm sees of the live policy."""
+    return SimpleNamespace(url=url, api_key=None, policy=str(path))
+
+
+def opd(url: str | list[str], **settings: Any) -> OPDConfig:
+    return OPDConfig.model_validate(
+        {"teacher": {"name": "teacher", "base_url": url}, "timeout": 5.0, **settings}
+    )
+
+
+def frozen_source(url: str) -> dict[str, Any]:
+    return {"sampling": {"source": {"name": "teacher", "base_url": url}}}
+
+
+def toy(path: Path, shift: int = 0) -> Callable[[int], str]:
+    """Reads ids as the policy does, or with its letters moved on by `shift`."""
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    return lambda token: tokenizer.decode([token + shift if 64 <= token < 80 else token])
