@@ -151,6 +151,13 @@ async def test_a_reference_of_another_tokenizer_is_refused_at_the_start(kind, ti
         await algorithm.close()
 
 
+async def test_every_replica_is_asked(tiny_model_dir: Path) -> None:
+    teachers = [FakeTeacher(decode=toy(tiny_model_dir, shift)) for shift in (0, 1)]
+    async with teachers[0].serving() as a, teachers[1].serving() as b, reference(a, b) as model:
+        with pytest.raises(ScoringError, match="another tokenizer"):
+            await model.check_tokenizer(str(tiny_model_dir))
+
+
 async def test_ids_of_the_tokenize_route_must_agree(tiny_model_dir: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     ids = lambda text: tokenizer.encode(text, add_special_tokens=False)

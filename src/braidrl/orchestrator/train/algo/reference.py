@@ -119,48 +119,50 @@ class Reference:
     # -- tokenizers
 
     async def check_tokenizer(self, policy: str) -> None:
-        """Raise `ScoringError` unless the reference reads token ids as the policy's tokenizer writes them.
+        """Raise `ScoringError` unless every server reads token ids as the policy's tokenizer writes them.
 
-        Where the servers offer `/tokenize`, it must give the same ids for `PROBES`. Then these ids and the
+        Where a server offers `/tokenize`, it must give the same ids for `PROBES`. Then these ids and the
         last one of the policy's vocabulary are scored: a smaller vocabulary refuses that, and the text that
         the answer gives for each id (`decoded_token`, where it is there) must be the policy's.
         """
         tokenizer = await asyncio.to_thread(_load_tokenizer, policy)
+        for url in self.load:
+            if difference := await self._difference(url, tokenizer):
+                raise ScoringError(
+                    f"{self} has another tokenizer than the policy {policy}: {difference}; it would score other "
+                    "text. Use a model of the policy's family"
+                )
+
+    async def _difference(self, url: str, tokenizer: Any) -> str | None:
+        """How a server reads tokens otherwise than a tokenizer; None where no difference shows."""
         probes = {text: tokenizer.encode(text, add_special_tokens=False) for text in PROBES}
         for text, ours in probes.items():
-            theirs = await self._tokenize(text)
+            theirs = await self._tokenize(url, text)
             if theirs is not None and theirs != ours:
-                raise self._other_tokenizer(
-                    policy, f"for {text!r} it gives the ids {theirs} where the policy has {ours}"
-                )
+                return f"for {text!r} it gives the ids {theirs} where the policy has {ours}"
         token_ids = [token for ours in probes.values() for token in ours] + [len(tokenizer) - 1]
-        entries = await self._scored(token_ids)
+        entries = await self._scored(token_ids, url)
         for token, entry in list(zip(token_ids, entries, strict=True))[1:]:
             there, here = entry[str(token)].decoded_token, tokenizer.decode([token])
             if there is not None and _differ(there, here):
-                raise self._other_tokenizer(policy, f"token {token} is {there!r} there and {here!r} here")
+                return f"token {token} is {there!r} there and {here!r} here"
+        return None
 
-    def _other_tokenizer(self, policy: str, difference: str) -> ScoringError:
-        return ScoringError(
-            f"{self} has another tokenizer than the policy {policy}: {difference}; it would score other text. Use a "
-            "model of the policy's family"
-        )
-
-    async def _tokenize(self, text: str) -> list[int] | None:
-        """The reference's ids of a text; None where it has no such route."""
+    async def _tokenize(self, url: str, text: str) -> list[int] | None:
+        """A server's ids of a text; None where it has no such route."""
         body = {"model": self.name, "prompt": text, "add_special_tokens": False}
-        status, answer = await self._ask("/tokenize", body)
+        status, answer = await self._ask("/tokenize", body, url)
         if status in ABSENT:
             return None
         return self._decode(answer, dict[str, Any]).get("tokens") if status == 200 else None
 
     # -- requests
 
-    async def _scored(self, token_ids: Sequence[int]) -> list[dict[str, _Entry]]:
+    async def _scored(self, token_ids: Sequence[int], url: str | None = None) -> list[dict[str, _Entry]]:
         """For each token what the server says of it, by id, itself among them; nothing for the first."""
-        status, answer = await self._ask(self._route, self._body(self._route, token_ids))
+        status, answer = await self._ask(self._route, self._body(self._route, token_ids), url)
         if status in ABSENT and self._route == GENERATE:
-            status, answer = await self._ask(COMPLETIONS, self._body(COMPLETIONS, token_ids))
+            status, answer = await self._ask(COMPLETIONS, self._body(COMPLETIONS, token_ids), url)
             self._route = COMPLETIONS if status == 200 else GENERATE
         if status != 200:
             raise ScoringError(
@@ -196,13 +198,14 @@ class Reference:
                 f"{self} gave an answer that cannot be read ({error}): {_text(answer)}"
             ) from None
 
-    async def _ask(self, route: str, body: dict[str, Any]) -> tuple[int, bytes]:
-        """(status, answer) of the least busy server; what fails for a passing reason is tried again."""
+    async def _ask(self, route: str, body: dict[str, Any], only: str | None = None) -> tuple[int, bytes]:
+        """(status, answer) of the least busy server, or of `only` one; what fails for a passing reason is tried
+        again."""
         async with self._slots:
             backoff, seen = Backoff(self.timeout), ""
             failed: Counter[str] = Counter()
             while True:
-                url = min(self.load, key=lambda url: (failed[url], self.load[url]))
+                url = only or min(self.load, key=lambda url: (failed[url], self.load[url]))
                 self.load[url] += 1
                 try:
                     status, answer = await self._post(url + route, body, backoff.remaining)
