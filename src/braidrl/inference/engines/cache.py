@@ -106,10 +106,8 @@ class PrefixCache:
         return self.entries[best].content, length
 
     def store(self, salt: str, token_ids: Sequence[int], content: KeyValues) -> None:
-        """Keep a prompt, if there is room for it at all."""
+        """Keep a prompt that `keeps` has room for and that is not kept yet."""
         key = (salt, tuple(token_ids))
-        if key in self.entries or not self.keeps(token_ids):
-            return
         self.entries[key] = Prefix(np.asarray(token_ids, np.int64), content)
         self.tokens += len(token_ids)
         while self.tokens > self.max_tokens:

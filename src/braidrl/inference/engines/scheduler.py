@@ -58,16 +58,20 @@ class Scheduler:
         decoding: list[Work] = []
         prefilling: list[Work] = []
         budgets = [self.prefill_tokens, SCORED_TOKENS]
-        for slot, request in enumerate(self.running):
+
+        def schedule(request: Request, slot: int) -> None:
             if len(request.tokens) - request.cached == 1 and not request.wants_scores:
                 decoding.append((request, Span(slot, request.cached, 1)))
             else:
-                prefilling += self._prefill(request, slot, budgets)
+                prefilling.extend(self._prefill(request, slot, budgets))
+
+        for slot, request in enumerate(self.running):
+            schedule(request, slot)
         for request in self._admissible():
             if min(budgets) <= 0 or len(self.running) == self.cache.max_slots:
                 break
             self._admit(request)
-            prefilling += self._prefill(request, len(self.running) - 1, budgets)
+            schedule(request, len(self.running) - 1)
         work = decoding + prefilling
         length = max((span.start + span.count for _, span in work), default=0)
         self.cache.reserve(len(self.running), length)
@@ -99,7 +103,8 @@ class Scheduler:
     def computed(self, request: Request, span: Span) -> None:
         """Note that a span has keys and values; a prompt that is complete is kept for its siblings."""
         request.cached = span.start + span.count
-        if span.start < len(request.prompt) <= request.cached and request.key not in self.prefixes.entries:
+        complete = span.start < len(request.prompt) <= request.cached
+        if complete and self.prefixes.keeps(request.prompt) and request.key not in self.prefixes.entries:
             self.prefixes.store(*request.key, self.cache.read(span.slot, len(request.prompt)))
 
     def _prefill(self, request: Request, slot: int, budgets: list[int]) -> list[Work]:

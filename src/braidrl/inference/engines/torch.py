@@ -181,6 +181,8 @@ class TorchEngine:
         try:
             self._advance(*self.scheduler.plan())
         except Exception as error:
+            if not self.scheduler.running:
+                raise  # no request's fault: trying again would fail for ever
             logger.exception("a forward over %d requests failed", len(self.scheduler.running))
             for request in list(self.scheduler.running):
                 self.scheduler.release(request)
