@@ -65,6 +65,8 @@ async def test_traces_without_a_usable_reward_stay_out_and_are_counted() -> None
     assert algorithm.metrics() == {
         "groups": 1.0,
         "zero_advantage_groups": 0.0,
+        "tokens": 6.0,
+        "zero_advantage_tokens": 0.0,
         "excluded/nonfinite_reward": 1.0,
         "excluded/no_reward": 1.0,
         "excluded/error": 2.0,
@@ -78,7 +80,8 @@ async def test_metrics_tell_the_share_of_groups_without_signal() -> None:
     algorithm = make_algorithm(GRPOConfig())
     await algorithm.score_group([episode(trace(1.0), group="a"), episode(trace(1.0), group="a")])
     await algorithm.score_group([episode(trace(1.0), group="b"), episode(trace(0.0), group="b")])
-    assert algorithm.metrics() == {"groups": 2.0, "zero_advantage_groups": 0.5}
+    shares = {"zero_advantage_groups": 0.5, "zero_advantage_tokens": 0.5}
+    assert algorithm.metrics() == {"groups": 2.0, "tokens": 12.0, **shares}
 
 
 async def test_an_empty_group_is_no_work() -> None:

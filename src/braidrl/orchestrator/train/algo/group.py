@@ -12,7 +12,12 @@ from verifiers.v1 import Episode, Trace
 from braidrl.configs.algorithm import BaseAlgorithmConfig
 from braidrl.orchestrator.train.algo.advantage import Array
 from braidrl.orchestrator.train.algo.base import Algorithm
-from braidrl.orchestrator.train.algo.routing import assign_advantages, groups_by_id, ineligibility
+from braidrl.orchestrator.train.algo.routing import (
+    assign_advantages,
+    groups_by_id,
+    ineligibility,
+    num_trainable_tokens,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -67,15 +72,20 @@ class ComparingAlgorithm(Algorithm[ConfigT]):
             self.counts["zero_advantage_groups"] += not advantages.any()
             for attempt, advantage in zip(attempts, advantages, strict=True):
                 assign_advantages(attempt.trace, float(advantage))
+                tokens = num_trainable_tokens(attempt.trace)
+                self.counts["tokens"] += tokens
+                self.counts["zero_advantage_tokens"] += tokens * (advantage == 0)
 
     def metrics(self) -> dict[str, float]:
-        """`groups`, `zero_advantage_groups` (a share in [0, 1]), `excluded/REASON` (traces) and what the
-        algorithm itself notes, since the last call."""
+        """`groups`, `tokens` (sampled ones that were compared), `zero_advantage_groups` and
+        `zero_advantage_tokens` (shares in [0, 1]), `excluded/REASON` (traces) and what the algorithm itself
+        notes, since the last call."""
         counts, self.counts = self.counts, Counter()
         means, self.means = self.means, {}
         metrics = {key: float(value) for key, value in counts.items()}
-        if counts["groups"]:
-            metrics["zero_advantage_groups"] = counts["zero_advantage_groups"] / counts["groups"]
+        for whole in ("groups", "tokens"):
+            if counts[whole]:
+                metrics[f"zero_advantage_{whole}"] = counts[f"zero_advantage_{whole}"] / counts[whole]
         return metrics | {key: float(np.mean(values)) for key, values in means.items()}
 
     def note(self, name: str, value: float) -> None:
