@@ -1,15 +1,84 @@
 """Scoring without a run: recorded episodes in, the same per-token signal on them out."""
 
+import sys
 from collections.abc import Iterator, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
-from verifiers.v1 import Episode, WireEpisode
+import numpy as np
+from verifiers.v1 import Episode, Trace, WireEpisode
 
-from braidrl.orchestrator.train.algo.base import Algorithm
-from braidrl.orchestrator.train.algo.routing import eligible_traces
+from braidrl.configs.algorithm import BaseAlgorithmConfig
+from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
+from braidrl.orchestrator.train.algo.advantage import Array
+from braidrl.orchestrator.train.algo.routing import eligible_traces, num_trainable_tokens, trainable_nodes
+from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
+from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
+
+STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")
+"""What an algorithm may write, as the trainer reads it."""
+
+
+@dataclass
+class RecordedGroup:
+    """The recorded episodes of one task that are compared."""
+
+    source: str
+    """Name of the training source."""
+    id: str
+    episodes: list[Episode]
+
+    @property
+    def traces(self) -> list[Trace]:
+        return [trace for episode in self.episodes for trace in episode.traces]
+
+    def samples(self) -> list[TrainingSample]:
+        """Its trainable branches, of any length, with all their tokens."""
+        return [
+            sample
+            for episode in self.episodes
+            for trace in eligible_traces([episode])
+            for sample in flatten_trace(trace, seq_len=sys.maxsize, episode_id=episode.id).samples
+        ]
+
+
+@dataclass
+class Replay:
+    """Recorded groups as one algorithm scored them."""
+
+    role: str
+    """`algo` or `against`."""
+    config: BaseAlgorithmConfig
+    groups: list[RecordedGroup]
+
+    @property
+    def title(self) -> str:
+        return f"{self.role}: {self.config.type}"
+
+    def token_advantages(self) -> Array:
+        """f64[N]: of every sampled token of every comparable trace, 0 where there is none."""
+        traces = [trace for group in self.groups for trace in eligible_traces(group.episodes)]
+        found = [(advantages_of(trace), num_trainable_tokens(trace)) for trace in traces]
+        return np.concatenate([np.zeros(0), *(np.zeros(n) if a is None else a for a, n in found)])
+
+    def summary(self) -> dict[str, str]:
+        """The row of a table."""
+        kept = [[drop_zero_signal(sample) for sample in group.samples()] for group in self.groups]
+        samples = [sample for group in kept for sample in group if sample is not None]
+        ce = sum(np.count_nonzero(sample.ce_weights) for sample in samples if sample.ce_weights is not None)
+        values = self.token_advantages()
+        return {
+            "algorithm": self.title,
+            "groups": str(len(kept)),
+            "without signal": f"{sum(not any(group) for group in kept) / len(kept):.1%}",
+            "mean |A| of a token": f"{np.abs(values).mean():.4g}" if len(values) else "-",
+            "tokens with A": str(np.count_nonzero(values)),
+            "tokens with ce": str(ce),
+        }
 
 
 async def score_group(algorithm: Algorithm, episodes: Sequence[Episode]) -> None:
@@ -20,8 +89,8 @@ async def score_group(algorithm: Algorithm, episodes: Sequence[Episode]) -> None
     await algorithm.score_group(list(episodes))
 
 
-def read_groups(path: Path) -> Iterator[tuple[str, list[Episode]]]:
-    """(source, episodes) of every recorded group, in the order of the record; signals of the run are taken off.
+def read_groups(path: Path) -> list[RecordedGroup]:
+    """Every recorded group, in the order of the record; signals of the run are taken off.
 
     Args:
         path: a run folder, or a JSONL file of `braidrl.orchestrator.records`. Episodes without a group form one each.
@@ -29,14 +98,62 @@ def read_groups(path: Path) -> Iterator[tuple[str, list[Episode]]]:
     Raises:
         ValueError: nothing is recorded there, or a line that is no episode.
     """
-    groups: dict[tuple[str, str], list[Episode]] = {}
+    groups: dict[tuple[str, str], RecordedGroup] = {}
     for source, episode in _read(path):
-        key = episode.group.id if episode.group else episode.id
-        groups.setdefault((source, key), []).append(episode)
+        name = episode.group.id if episode.group else episode.id
+        groups.setdefault((source, name), RecordedGroup(source, name, [])).episodes.append(episode)
     if not groups:
         raise ValueError(f"{path} holds no recorded episodes; give a run folder, or a file of episodes/train")
-    for (source, _), episodes in groups.items():
-        yield source, episodes
+    return list(groups.values())
+
+
+async def replay(role: str, config: BaseAlgorithmConfig, groups: list[RecordedGroup]) -> Replay:
+    """Score copies of the groups, those of each source with an algorithm of its own."""
+    algorithms: dict[str, Algorithm] = {}
+    scored = Replay(role, config, [])
+    async with AsyncExitStack() as stack:
+        for group in groups:
+            if group.source not in algorithms:
+                algorithms[group.source] = make_algorithm(config)
+                stack.push_async_callback(algorithms[group.source].close)
+                await algorithms[group.source].setup()
+            episodes = [episode.model_copy(deep=True) for episode in group.episodes]
+            await score_group(algorithms[group.source], episodes)
+            scored.groups.append(replace(group, episodes=episodes))
+    return scored
+
+
+def advantages_of(trace: Trace) -> Array | None:
+    """f64[sampled tokens], node after node; None where no node has any."""
+    nodes = list(trainable_nodes(trace))
+    if all(node.advantages is None for node in nodes):
+        return None
+    return np.concatenate([node.advantages or np.zeros(sum(node.mask)) for node in nodes])
+
+
+def signal_records(replays: list[Replay]) -> Iterator[dict[str, Any]]:
+    """One record a trainable branch of a comparable trace: its tokens, and under the role of each algorithm the
+    streams that it wrote. Each stream has one value a token of `token_ids`; a shared message counts once."""
+    for groups in zip(*(each.groups for each in replays), strict=True):
+        for samples in zip(*(group.samples() for group in groups), strict=True):
+            first = samples[0]
+            record = {
+                "source": groups[0].source,
+                "group": groups[0].id,
+                "episode": first.episode_id,
+                "trace": first.trace_id,
+                "agent": first.agent,
+                "branch": first.branch,
+                "reward": first.reward,
+                "token_ids": first.token_ids.tolist(),
+                "mask": first.mask.tolist(),
+            }
+            for each, sample in zip(replays, samples, strict=True):
+                streams = {name: getattr(sample, name) for name in STREAMS}
+                record[each.role] = {"type": each.config.type} | {
+                    name: stream.tolist() for name, stream in streams.items() if stream is not None
+                }
+            yield record
 
 
 def _read(path: Path) -> Iterator[tuple[str, Episode]]:

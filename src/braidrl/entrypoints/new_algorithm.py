@@ -1,0 +1,64 @@
+"""`braid new-algorithm NAME`: a package with a working algorithm, its config, a test and a run, to start from."""
+
+import argparse
+import keyword
+import re
+from importlib.resources import files
+from pathlib import Path
+from string import Template
+
+from braidrl.configs.errors import ConfigError
+from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
+
+FILES = {
+    "pyproject.toml": "pyproject.toml",
+    "README.md": "README.md",
+    "rl.toml": "rl.toml",
+    "init.py": "$module/__init__.py",
+    "config.py": "$module/config.py",
+    "algorithm.py": "$module/algorithm.py",
+    "test.py": "tests/test_$name.py",
+}
+"""Where each template goes."""
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="braid new-algorithm", description=__doc__)
+    parser.add_argument("name", help="the algorithm's `type`: lower-case letters, digits and underscores")
+    parser.add_argument("--folder", type=Path, help="where to write it; braid-NAME here unless given")
+    options = parser.parse_args(args)
+    name = options.name.replace("-", "_")
+    check_name(name)
+    distribution = f"braid-{name.replace('_', '-')}"
+    folder = options.folder or Path(distribution)
+    write_package(folder, name, distribution)
+    print(
+        f"{folder}: edit braid_{name}/algorithm.py, then `pip install -e {folder}` and `python -m pytest {folder}`"
+    )
+    return 0
+
+
+def check_name(name: str) -> None:
+    """Raise `ConfigError` unless `name` may be the `type` of a new algorithm."""
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
+        raise ConfigError("NAME", f"{name!r} is no name; use lower-case letters, digits and underscores")
+    if (known := ALGORITHMS.get(name)) is not None:
+        owner = "braidrl" if known.origin == BUILT_IN else known.origin
+        raise ConfigError("NAME", f"{name!r} is an algorithm of {owner} already; choose another name")
+
+
+def write_package(folder: Path, name: str, distribution: str) -> None:
+    """Fill in the templates. Raises `ConfigError` where something would be overwritten."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError("--folder", f"{folder} exists and is not empty; name a new folder")
+    words = {
+        "name": name,
+        "module": f"braid_{name}",
+        "distribution": distribution,
+        "title": "".join(part.capitalize() for part in name.split("_")),
+    }
+    templates = files("braidrl") / "templates" / "algorithm"
+    for template, target in FILES.items():
+        path = folder / Template(target).substitute(words)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(Template((templates / f"{template}.txt").read_text()).substitute(words))

@@ -1,0 +1,138 @@
+"""Offline replay: recorded episodes, scored again without a model."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from stub_trainer import run_stub
+from verifiers.v1 import Episode
+
+from braidrl.cli import main
+from braidrl.orchestrator.records import append_records
+from braidrl.orchestrator.train.replay import read_groups
+from braidrl.transport.types import TrainingBatch
+from tests.unit.episodes import episode, trace
+
+
+def record(path: Path, *episodes: Episode, env: str = "sums") -> Path:
+    """Append episodes to a file as a run records them."""
+    records = [played.to_record(float_decimals=None) | {"braid": {"env": env}} for played in episodes]
+    append_records(path, records)
+    return path
+
+
+def group(name: str, *rewards: float | None) -> list[Episode]:
+    return [episode(trace(reward), group=name) for reward in rewards]
+
+
+def rows(text: str) -> dict[str, list[str]]:
+    """Cells of the table lines, by their second one (a group's id)."""
+    cells = [[cell for cell in line.split("  ") if cell] for line in text.splitlines()]
+    return {line[1].strip(): [cell.strip() for cell in line[2:]] for line in cells if len(line) > 2}
+
+
+def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0, 0.0, 0.0), *group("b", 0.5, 0.5))
+    output = tmp_path / "signals.jsonl"
+    flags = ["--algo.type", "max_rl", "--against.type", "grpo", "--output", str(output)]
+    assert main(["score", str(path), *flags]) == 0
+    text = capsys.readouterr().out
+    assert rows(text)["a"] == ["1 0 0 0", "+3 -1 -1 -1", "+0.75 -0.25 -0.25 -0.25"]
+    assert rows(text)["b"] == ["0.5 0.5", "+0 +0", "+0 +0"]
+    summary = [line.split() for line in text.splitlines() if line.startswith(("algo:", "against:"))]
+    assert [line[2:5] for line in summary] == [
+        ["2", "50.0%", "1"],
+        ["2", "50.0%", "0.25"],
+    ]  # sums of |A| over 6
+    assert "over 18 sampled tokens: 1.0000" in text
+    lines = [json.loads(line) for line in output.read_text().splitlines()]
+    assert len(lines) == 6
+    assert lines[0]["algo"] == {"type": "max_rl", "advantages": [0, 0, 3, 3, 3]}
+    assert lines[0]["against"] == {"type": "grpo", "advantages": [0, 0, 0.75, 0.75, 0.75]}
+    assert (lines[0]["group"], lines[0]["token_ids"], lines[0]["reward"]) == ("a", [10, 11, 10, 11, 12], 1.0)
+
+
+def test_each_source_has_an_algorithm_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(tmp_path / "e.jsonl", *group("a", 1.0, 1.0))
+    record(path, *group("b", 1.0), env="poker")
+    assert main(["score", str(path), "--algo.type", "rae", "--algo.decay", "0.5"]) == 0
+    text = capsys.readouterr().out
+    assert (rows(text)["a"][1], rows(text)["b"][1]) == ("+1 +0.5", "+1")
+    assert main(["score", str(path), "--source", "poker"]) == 0
+    assert "sums" not in capsys.readouterr().out
+
+
+def test_traces_that_cannot_be_compared_stay_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    failed = episode(trace(1.0, ok=False), group="a")
+    path = record(tmp_path / "e.jsonl", *group("a", 1.0, math.nan, math.inf, None, 0.0), failed)
+    assert main(["score", str(path)]) == 0
+    assert rows(capsys.readouterr().out)["a"][1] == "+0.5 - - - -0.5 -"
+
+
+def test_the_signal_of_the_run_is_taken_off(tmp_path: Path) -> None:
+    played = episode()
+    played.traces[0].nodes[1].advantages = [7.0] * 3
+    played.traces[0].nodes[1].loss_weights = {"ce": [1.0] * 3}
+    (recorded,) = read_groups(record(tmp_path / "e.jsonl", played))
+    (_, node) = recorded.traces[0].nodes
+    assert (node.advantages, node.loss_weights, node.logprobs) == (None, None, [-0.5] * 3)
+
+
+async def test_a_run_is_scored_as_it_was(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The advantages of a replay are those that the trainer was sent."""
+    batches, _ = await run_stub(tiny_model_dir, tmp_path, max_steps=2)
+    assert await replayed(tmp_path) >= shipped(batches)
+
+
+def shipped(batches: list[TrainingBatch]) -> set[tuple[str, tuple[float, ...]]]:
+    return {
+        (sample.trace_id, tuple(sample.advantages.tolist()))
+        for batch in batches
+        for sample in batch.samples
+        if sample.advantages is not None
+    }
+
+
+async def replayed(run: Path) -> set[tuple[str, tuple[float, ...]]]:
+    from braidrl.configs.algorithm import GRPOConfig
+    from braidrl.orchestrator.train.replay import replay, signal_records
+
+    lines = signal_records([await replay("algo", GRPOConfig(), read_groups(run))])
+    return {(line["trace"], tuple(line["algo"]["advantages"])) for line in lines}
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--algo.type", "opd"], "algo: opd asks a served model about every token"),
+        (["--against.type", "opsd"], "against: opsd asks a served model"),
+        (["--algo.type", "sft"], "choose grpo, max_rl, rae, hierarchical_grpo, echo"),
+        (["--algo.type", "hierarchical_grpo"], "has no agent 'solver', only 'agent'"),
+        (["--algo.typ", "grpo"], "algo.typ: unknown key"),
+        (["--source", "nobody"], "source: no episode of"),
+        (["--output", "{folder}/e.jsonl"], "e.jsonl exists; name a new file"),
+    ],
+)
+def test_what_cannot_be_scored_is_one_clear_line(
+    flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0))
+    assert main(["score", str(path), *(flag.format(folder=tmp_path) for flag in flags)]) == 2
+    error = capsys.readouterr().err
+    assert message in error and error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"{", b'{"a": 1}\n', b"[1]\n", msgspec.json.encode({"traces": [{}]})]
+)
+def test_a_file_of_something_else_is_refused(
+    content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "e.jsonl").write_bytes(content)
+    for path in (tmp_path / "e.jsonl", tmp_path, tmp_path / "nowhere"):
+        assert main(["score", str(path)]) == 2
+        error: Any = capsys.readouterr().err
+        assert error.startswith("braid score: error: episodes: ") and error.count("\n") == 1
