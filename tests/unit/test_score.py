@@ -107,7 +107,7 @@ async def replayed(run: Path) -> set[tuple[str, tuple[float, ...]]]:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--algo.type", "opd"], "algo: opd asks a served model about every token"),
+        (["--algo.type", "opd"], "algo: opd asks a served model"),
         (["--against.type", "opsd"], "against: opsd asks a served model"),
         (["--algo.type", "sft"], "choose grpo, max_rl, rae, hierarchical_grpo, echo"),
         (["--algo.type", "hierarchical_grpo"], "has no agent 'solver', only 'agent'"),

@@ -10,7 +10,7 @@ from pydantic import Field, field_validator, model_validator
 
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.length_penalty import LengthPenaltyConfig
-from braidrl.configs.model import RendererConfig
+from braidrl.configs.model import FrozenModelConfig, RendererConfig
 
 ActionLossType = Literal["rl", "ce", "ref_kl"]
 """The trainer's loss components (seed 000, "Loss Components")."""
@@ -19,20 +19,8 @@ Aggregation = Literal["token", "prompt"]
 """How rl tokens are weighed: every token alike, or every prompt alike."""
 
 
-class FrozenModelConfig(BaseConfig):
-    """A frozen model behind an OpenAI-compatible endpoint that somebody else runs."""
-
-    name: str
-    """Model name that the endpoint serves."""
-    base_url: list[str] = Field(min_length=1)
-    """One address or several replicas, each ending in `/v1`."""
-    api_key_var: str | None = None
-    """Environment variable that holds the endpoint's API key; None: no key."""
-
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+Barrier = Literal["group", "batch"]
+"""Whose episodes credit depends on: those of one task, or all of the environment's in one optimizer step."""
 
 
 class SamplingConfig(BaseConfig):
@@ -59,6 +47,8 @@ class BaseAlgorithmConfig(BaseConfig):
     """The loss component that consumes sampled tokens."""
     needs_group: ClassVar[bool] = False
     """Whether credit is relative to siblings, so that a group of one carries no signal."""
+    barrier: ClassVar[Barrier] = "group"
+    """What the pipeline waits for before the signal is final."""
     needs_model: ClassVar[bool] = False
     """Whether the algorithm asks a served model, so that recorded episodes alone cannot be scored."""
     paper: ClassVar[str] = ""

@@ -1,8 +1,8 @@
-"""The trainable policy."""
+"""Models: the trainable policy, frozen ones, how messages become tokens and tokens are sampled."""
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, field_validator
 
 from braidrl.configs.base import BaseConfig
 
@@ -17,6 +17,22 @@ class ModelConfig(BaseConfig):
     Master weights, optimizer state, log-probs and every reduction stay float32."""
     trust_remote_code: bool = False
     """Allow the model folder to run its own Python code."""
+
+
+class FrozenModelConfig(BaseConfig):
+    """A frozen model behind an OpenAI-compatible endpoint that somebody else runs."""
+
+    name: str
+    """Model name that the endpoint serves."""
+    base_url: list[str] = Field(min_length=1)
+    """One address or several replicas, each ending in `/v1`."""
+    api_key_var: str | None = None
+    """Environment variable that holds the endpoint's API key; None: no key."""
+
+    @field_validator("base_url", mode="before")
+    @classmethod
+    def _one_or_several(cls, value: Any) -> Any:
+        return [value] if isinstance(value, str) else value
 
 
 class RendererConfig(BaseConfig):

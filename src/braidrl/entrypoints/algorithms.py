@@ -6,7 +6,7 @@ from braidrl.configs.plugins import ALGORITHMS, InstalledAlgorithm
 from braidrl.configs.reference import keys_of
 from braidrl.report.table import print_table
 
-HEADER = ("type", "what it is", "component", "needs", "source", "comes from", "parameters")
+HEADER = ("type", "what it is", "component", "waits for", "needs", "source", "comes from", "parameters")
 HIDDEN = frozenset({"type", "sampling"})
 """Keys that every algorithm has."""
 
@@ -29,6 +29,7 @@ def row(algorithm: InstalledAlgorithm) -> tuple[str, ...]:
         algorithm.name,
         " ".join((config.__doc__ or "").split("\n\n")[0].split()),
         config.action_loss_type,
+        config.barrier,
         ", ".join(need for need, needed in needs.items() if needed) or "-",
         config.paper or "-",
         algorithm.origin,

@@ -147,9 +147,10 @@ class Dispatcher:
             self._ended_one.clear()
             self._return(self.sink.drop_stale(step))
             if self.sink.max_staleness > 0 or self.idle:
-                if (batch := self.sink.take(step)) is not None:
-                    self._shipped(step)
-                    return batch
+                while (batch := self.sink.take(step)) is not None:
+                    if await self.sink.credit(batch):
+                        self._shipped(step)
+                        return batch
                 self.wake()
             await self._ended_one.wait()
 

@@ -1,11 +1,13 @@
 """A group: the episodes of one task that are compared, from dispatch to its samples."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
 
 from braidrl.orchestrator.envs import Finished, TrainEnv
+from braidrl.orchestrator.train.samples import Flattened
 from braidrl.transport.types import TrainingSample
 
 
@@ -40,6 +42,11 @@ class Group:
         return self.size * self.env.yields.traces_per_episode
 
     @property
+    def waits_for_batch(self) -> bool:
+        """Whether its credit is known only when a whole batch is there."""
+        return self.env.algorithm.barrier == "batch"
+
+    @property
     def complete(self) -> bool:
         return len(self.finished) == self.size
 
@@ -64,6 +71,10 @@ class ReadyTrace:
     """A trace that counts towards a batch."""
 
     group: Group
+    episode: vf.Episode
+    """Whose trace it is."""
+    cut: Callable[[], Flattened]
+    """Flattens it with the signal that it has by then."""
     samples: list[TrainingSample]
     """Its trainable branches; none when it carries no signal and the batch may be smaller."""
     oldest: int | None

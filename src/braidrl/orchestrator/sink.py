@@ -4,13 +4,15 @@ import logging
 from dataclasses import dataclass
 from functools import partial
 
+from verifiers.v1 import Episode
 from verifiers.v1.trace import Error, Trace
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.groups import Group, ReadyTrace
 from braidrl.orchestrator.metrics import StepMetrics
 from braidrl.orchestrator.signal_watch import SignalWatch
+from braidrl.orchestrator.train.algo import Algorithm
 from braidrl.orchestrator.train.algo.routing import ineligibility
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.transport.types import TrainingBatch
@@ -47,7 +49,8 @@ class Sink:
 
     A trace counts when it is eligible (`ineligibility`) and, with `constant_trainer_batch_size`, carries
     signal; without, traces that carry none count as well and leave a smaller batch. What is left over waits
-    for the next batch as long as it is not older than `max_off_policy_steps`.
+    for the next batch as long as it is not older than `max_off_policy_steps`. The trace of an algorithm that waits
+    for the batch counts before its signal is known, and leaves a smaller batch where it has none.
     """
 
     def __init__(self, config: OrchestratorConfig) -> None:
@@ -107,13 +110,16 @@ class Sink:
         group.env.yields.observe(survivors, sum(eligible))
         traces: list[ReadyTrace] = []
         if survivors >= group.env.needed:
-            await self._score(group)
+            await self._score(group.env.algorithm, "score_group", group.episodes, f"group {group.id}")
             traces = self._flatten(group)
+            if not group.waits_for_batch:
+                self._drop_zero_signal(traces)
         group.env.curriculum.observe(group.episodes)
         signal = any(trace.samples for trace in traces)
         outcome = "signal" if signal else "no_signal" if survivors >= group.env.needed else "too_few"
         self.discard(group, outcome)
-        self.signal.group(group.size, outcome)
+        if not (signal and group.waits_for_batch):
+            self.signal.group(group.size, outcome)
         if self.config.constant_trainer_batch_size:
             traces = [trace for trace in traces if trace.samples]
         self.ready += traces
@@ -123,38 +129,44 @@ class Sink:
         self.ended.append((group, outcome))
         self.metrics.group(outcome)
 
-    async def _score(self, group: Group) -> None:
+    async def _score(self, algorithm: Algorithm, hook: str, episodes: list[Episode], what: str) -> None:
         try:
-            await group.env.algorithm.score_group(group.episodes)
+            await getattr(algorithm, hook)(episodes)
         except Exception as error:
-            algorithm = type(group.env.algorithm).__name__
             raise RuntimeError(
-                f"{algorithm}.score_group failed on group {group.id}: {type(error).__name__}: {error}; the "
-                f"run stops, because without credit the group would train nothing and nobody would notice"
+                f"{type(algorithm).__name__}.{hook} failed on {what}: {type(error).__name__}: {error}; the run stops, "
+                "because without credit it would train nothing and nobody would notice"
             ) from error
 
     def _flatten(self, group: Group) -> list[ReadyTrace]:
-        """The group's eligible traces as training samples, without the tokens that carry no signal."""
+        """The group's eligible traces as training samples."""
         ready: list[ReadyTrace] = []
-        cut = partial(flatten_trace, seq_len=self.config.seq_len, env=group.env.name, group_id=group.id)
         for _, finished in sorted(group.finished.items()):
             for trace in _eligible(finished):
                 versions = finished.versions(trace.id) if group.env.live else []
-                flat = cut(
+                cut = partial(
+                    flatten_trace,
                     trace,
+                    seq_len=self.config.seq_len,
                     temperature=group.env.source.sampling.temperature,
+                    env=group.env.name,
+                    group_id=group.id,
                     episode_id=finished.episode.id,
                     versions=versions,
                 )
+                flat = cut()
                 self.metrics.refused(flat.refused.elements())
-                if not flat.samples:
-                    continue
-                samples = [kept for sample in flat.samples if (kept := drop_zero_signal(sample)) is not None]
-                self.metrics.counts["traces/no_signal"] += not samples
-                ready.append(
-                    ReadyTrace(group, samples, min(versions, default=None), max(versions, default=None))
-                )
+                if flat.samples:
+                    span = (min(versions, default=None), max(versions, default=None))
+                    ready.append(ReadyTrace(group, finished.episode, cut, flat.samples, *span))
         return ready
+
+    def _drop_zero_signal(self, traces: list[ReadyTrace]) -> None:
+        """Take the tokens that carry no signal out of the samples, and the samples that have no others."""
+        for trace in traces:
+            kept = (drop_zero_signal(sample) for sample in trace.samples)
+            trace.samples = [sample for sample in kept if sample is not None]
+            self.metrics.counts["traces/no_signal"] += not trace.samples
 
     # -- batches out
 
@@ -169,9 +181,41 @@ class Sink:
             if any(trace.samples for trace in batch.traces):
                 self.shipped += 1
                 return batch
-            self.metrics.counts["batches/skipped"] += 1
-            logger.warning("step %d: no trace of a whole batch carries signal; it is skipped", step)
+            self._skip(batch)
         return None
+
+    async def credit(self, batch: Batch) -> bool:
+        """Let the algorithms that wait for a whole batch score their part of it, and drop what then carries no
+        signal; False if nothing is left, and the batch is skipped. An episode whose traces lie in two batches is
+        in both.
+
+        Raises `NoSignalError` when no batch has had any signal for too long.
+        """
+        waiting: dict[TrainEnv, list[ReadyTrace]] = {}
+        for trace in batch.traces:
+            if trace.group.waits_for_batch:
+                waiting.setdefault(trace.group.env, []).append(trace)
+        for env, traces in waiting.items():
+            episodes = {trace.episode.id: trace.episode for trace in traces}
+            what = f"the batch of step {batch.step}"
+            await self._score(env.algorithm, "score_batch", list(episodes.values()), what)
+            for trace in traces:
+                flat = trace.cut()
+                del flat.refused["too_long"]  # was counted when the group was complete
+                self.metrics.refused(flat.refused.elements())
+                trace.samples = flat.samples
+            self._drop_zero_signal(traces)
+        signal = any(trace.samples for trace in batch.traces)
+        if waiting:
+            self.signal.group(len(batch.traces), "signal" if signal else "no_signal")
+        if not signal:
+            self.shipped -= 1
+            self._skip(batch)
+        return signal
+
+    def _skip(self, batch: Batch) -> None:
+        self.metrics.counts["batches/skipped"] += 1
+        logger.warning("step %d: no trace of a whole batch carries signal; it is skipped", batch.step)
 
     def drop_stale(self, step: int) -> list[Group]:
         """Drop what is too old for the batch of `step`; returns the groups of which nothing will train."""

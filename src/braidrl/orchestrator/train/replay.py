@@ -82,11 +82,16 @@ class Replay:
 
 
 async def score_group(algorithm: Algorithm, episodes: Sequence[Episode]) -> None:
-    """Let an algorithm score the episodes of one group, as the pipeline does."""
+    """Let an algorithm score the episodes of one group, as the pipeline does; where it waits for a batch, the group is
+    the batch."""
     for episode in episodes:
         if eligible_traces([episode]):
             await algorithm.finalize_episode(episode)
     await algorithm.score_group(list(episodes))
+    if algorithm.barrier == "batch" and (
+        whole := [played for played in episodes if eligible_traces([played])]
+    ):
+        await algorithm.score_batch(whole)
 
 
 def read_groups(path: Path) -> list[RecordedGroup]:

@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from verifiers.v1 import Episode
 
-from braidrl.configs.algorithm import ActionLossType, BaseAlgorithmConfig
+from braidrl.configs.algorithm import ActionLossType, Barrier, BaseAlgorithmConfig
 from braidrl.orchestrator.train.algo.routing import stamp_action_weights, trainable_traces
 
 ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
@@ -15,11 +15,13 @@ class Algorithm(Generic[ConfigT]):
     """One per environment. Subclass it and override the hook whose timing fits the signal:
 
     - `score_episode`, as each episode arrives: rollout-local work, model calls;
-    - `score_group`, when the last episode of a group has arrived: credit relative to siblings.
+    - `score_group`, when the last episode of a group has arrived: credit relative to siblings;
+    - `score_batch`, when a whole batch is there: credit relative to all that trains with it. The config declares
+      `barrier = "batch"`, so that the pipeline waits for it.
 
-    Both annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls
-    `finalize_episode` for every episode, then `score_group`. Episodes with errors reach `score_group` as
-    well, so that an algorithm sees its whole group; `eligible_traces` picks what may be compared.
+    All annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls
+    `finalize_episode` for every episode, then `score_group`, then `score_batch`. Episodes with errors reach
+    `score_group` as well, so that an algorithm sees its whole group; `eligible_traces` picks what may be compared.
     """
 
     order_matters: ClassVar[bool] = False
@@ -29,6 +31,8 @@ class Algorithm(Generic[ConfigT]):
     """Clients of the live policy, owned by the host; None where no model is served (tests)."""
     action_loss_type: ActionLossType
     """The loss component that consumes sampled tokens."""
+    barrier: Barrier
+    """What the pipeline waits for before it drops what carries no signal."""
     resources: AsyncExitStack
     """Connections and the like that `setup` opens."""
 
@@ -36,6 +40,12 @@ class Algorithm(Generic[ConfigT]):
         self.config = config
         self.clients = clients
         self.action_loss_type = config.action_loss_type
+        self.barrier = config.barrier
+        if type(self).score_batch is not Algorithm.score_batch and self.barrier != "batch":
+            raise TypeError(
+                f"{type(self).__name__} has a score_batch, but {type(config).__name__}.barrier is {self.barrier!r}, so "
+                'that nobody would call it; set barrier: ClassVar[Barrier] = "batch" in the config class'
+            )
         self.resources = AsyncExitStack()
 
     async def setup(self) -> None:
@@ -50,6 +60,10 @@ class Algorithm(Generic[ConfigT]):
 
     async def score_group(self, episodes: list[Episode]) -> None:
         """Group-relative signal of all episodes of one task that were sampled to be compared."""
+
+    async def score_batch(self, episodes: list[Episode]) -> None:
+        """Signal relative to all episodes of this environment that train in one optimizer step, in dispatch order.
+        Only traces that count towards the batch are here; afterwards those without signal leave it smaller."""
 
     async def finalize_episode(self, episode: Episode) -> None:
         """Route an arrived episode's sampled tokens to their loss component and score it; an episode without

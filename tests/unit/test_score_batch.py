@@ -1,0 +1,139 @@
+"""Credit that waits for a whole batch."""
+
+from typing import Any, ClassVar
+
+import pytest
+import verifiers.v1 as vf
+
+from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig
+from braidrl.orchestrator.dispatcher import Dispatcher
+from braidrl.orchestrator.envs import TrainEnv
+from braidrl.orchestrator.signal_watch import NoSignalError
+from braidrl.orchestrator.sink import Batch, Sink
+from braidrl.orchestrator.train.algo import Algorithm
+from braidrl.orchestrator.train.algo.advantage import group_advantages
+from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
+from braidrl.testing import check_algorithm
+from tests.unit.test_sink import add, credits, make_config, make_env
+
+
+class CentredConfig(BaseAlgorithmConfig):
+    barrier: ClassVar[Barrier] = "batch"
+
+
+class Centred(Algorithm[CentredConfig]):
+    """Reward minus the mean of the batch."""
+
+    seen: list[int]
+
+    async def score_batch(self, episodes: list[vf.Episode]) -> None:
+        self.seen = [*getattr(self, "seen", []), len(episodes)]
+        traces = eligible_traces(episodes)
+        for trace, advantage in zip(traces, group_advantages([t.reward for t in traces]), strict=True):
+            assign_advantages(trace, float(advantage))
+
+
+def setup(**settings: Any) -> tuple[Sink, TrainEnv]:
+    config = make_config(**settings)
+    env = make_env(config)
+    env.algorithm = Centred(CentredConfig())
+    return Sink(config), env
+
+
+async def test_a_batch_is_scored_once_whole_and_before_the_filter() -> None:
+    sink, env = setup()
+    await add(sink, env, 1, [0.0, 0.0])  # equal within the group, and not within the batch
+    await add(sink, env, 0, [1.0, 1.0])
+    batch = sink.take(1)
+    assert batch is not None and await sink.credit(batch)
+    assert credits(batch) == [0.5, 0.5, -0.5, -0.5]
+    assert env.algorithm.seen == [4]
+    assert all(sample.rl_weights is None for sample in batch.training_batch.samples)
+
+
+async def test_traces_that_turn_out_without_signal_leave_a_smaller_batch() -> None:
+    sink, env = setup()
+    await add(sink, env, 0, [0.5, 1.0])
+    await add(sink, env, 1, [0.5, 0.0])
+    batch = sink.take(1)
+    assert batch is not None and await sink.credit(batch)
+    assert (len(batch.traces), credits(batch)) == (4, [0.5, -0.5])
+    assert sink.take_metrics()["traces/no_signal"] == 2
+
+
+async def test_other_environments_of_the_batch_are_left_alone() -> None:
+    sink, env = setup(batch_size=4)
+    other = make_env(sink.config)
+    await add(sink, other, 0, [1.0, 0.0])
+    await add(sink, env, 1, [1.0, 0.5])
+    batch = sink.take(1)
+    assert batch is not None and await sink.credit(batch)
+    assert credits(batch) == [0.5, -0.5, 0.25, -0.25]
+    assert env.algorithm.seen == [2]
+
+
+async def test_a_batch_that_turns_out_without_signal_is_skipped_and_not_for_ever() -> None:
+    sink, env = setup(max_empty_batches=2)
+
+    async def next_batch(index: int) -> Batch:
+        await add(sink, env, 2 * index, [1.0, 1.0])
+        await add(sink, env, 2 * index + 1, [1.0, 1.0])
+        batch = sink.take(1)
+        assert batch is not None
+        return batch
+
+    assert not await sink.credit(await next_batch(0))
+    assert sink.shipped == 0
+    assert sink.take_metrics()["batches/skipped"] == 1
+    with pytest.raises(NoSignalError, match="2 batches' worth"):
+        await sink.credit(await next_batch(1))
+
+
+async def test_the_dispatcher_ships_what_was_scored() -> None:
+    sink, env = setup()
+    dispatcher = Dispatcher([env], sink, lambda: 0, seed=0, max_concurrent=4)
+    for index, reward in enumerate((1.0, 1.0, 0.0, 1.0)):  # the first batch is skipped
+        await add(sink, env, index, [reward, reward])
+    batch = await dispatcher.collect(1)
+    assert credits(batch) == [-0.5, -0.5, 0.5, 0.5]
+    assert sink.shipped == 1
+
+
+async def test_streams_that_do_not_fit_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, env = setup()
+
+    async def misaligned(episodes: list[vf.Episode]) -> None:
+        episodes[0].traces[0].nodes[1].advantages = [1.0]
+
+    monkeypatch.setattr(env.algorithm, "score_batch", misaligned)
+    for index in range(2):
+        await add(sink, env, index, [1.0, 0.0])
+    batch = sink.take(1)
+    assert batch is not None and not await sink.credit(batch)
+    assert sink.take_metrics()["refused/misaligned_advantages"] == 1
+
+
+async def test_a_score_batch_that_raises_stops_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    sink, env = setup()
+
+    async def broken(episodes: list[vf.Episode]) -> None:
+        raise ZeroDivisionError("mine")
+
+    monkeypatch.setattr(env.algorithm, "score_batch", broken)
+    for index in range(2):
+        await add(sink, env, index, [1.0, 0.0])
+    batch = sink.take(1)
+    assert batch is not None
+    with pytest.raises(RuntimeError, match=r"Centred.score_batch failed on the batch of step 1: .*mine"):
+        await sink.credit(batch)
+
+
+def test_a_score_batch_that_nobody_would_call_is_refused() -> None:
+    with pytest.raises(
+        TypeError, match=r"Centred has a score_batch, but BaseAlgorithmConfig\.barrier is 'group'"
+    ):
+        Centred(BaseAlgorithmConfig())
+
+
+def test_an_algorithm_of_batches_conforms() -> None:
+    check_algorithm(lambda: Centred(CentredConfig()))
