@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None) -> None:
@@ -13,10 +14,10 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: C
         for line in plain_lines([header, *rows]):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
         return
-    table = Table(*header, header_style="bold", show_lines=True)
+    table = Table(*(Column(name, overflow="fold") for name in header), header_style="bold", show_lines=True)
     for row in rows:
-        table.add_row(*row)
-    console.print(table, markup=False)
+        table.add_row(*map(Text, row))
+    console.print(table)
 
 
 def plain_lines(rows: Sequence[Sequence[str]]) -> list[str]:
