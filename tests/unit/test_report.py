@@ -68,6 +68,15 @@ def test_long_runs_are_shown_every_nth_step_and_at_the_end(tmp_path: Path) -> No
     assert [line.split()[1] for line in output.getvalue().splitlines()] == ["3/4", "4/4"]
 
 
+def test_a_resumed_run_shows_only_what_comes_after(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    progress, output = plain_progress(run, after=2)
+    for step in range(1, 4):
+        log_step(run, step)
+    progress.update()
+    assert [line.split()[1] for line in output.getvalue().splitlines()] == ["3/4"]
+
+
 def test_an_unfinished_line_waits(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     follower = Follower(path)

@@ -66,7 +66,7 @@ def launch(config: RLConfig, options: Options) -> int:
     try:
         with Supervisor(config.stop_timeout) as supervisor:
             start_processes(supervisor, config, run, resume_step, options.verbose)
-            watch(supervisor, config, run)
+            watch(supervisor, config, run, resume_step)
     except ProcessFailed as failure:
         print(
             f"braid rl: error: {failure}\nthe other processes were stopped; continue with --resume",
@@ -132,11 +132,11 @@ def start_processes(
         supervisor.start(name, args, run.log(name), environment(count), ends=name != "inference")
 
 
-def watch(supervisor: Supervisor, config: RLConfig, run: RunFolder) -> None:
+def watch(supervisor: Supervisor, config: RLConfig, run: RunFolder, done: int) -> None:
     """Show progress until trainer and orchestrator have ended; raise `ProcessFailed` when a process dies."""
     from braidrl.report.progress import Progress
 
-    with Progress(run, config.max_steps) as progress:
+    with Progress(run, config.max_steps, after=done) as progress:
         while not supervisor.finished():
             supervisor.check()
             progress.update()

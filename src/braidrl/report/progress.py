@@ -31,14 +31,16 @@ class Progress:
         processes: tuple[str, ...] = ("trainer", "orchestrator"),
         console: Console | None = None,
         every: int = 1,
+        after: int = 0,
     ) -> None:
-        """`processes` must all have reported a step before it is shown; without a terminal, `every` n-th is."""
+        """`processes` must all have reported a step before it is shown. Without a terminal, `every` n-th is.
+        A resumed run shows only what comes `after` its checkpoint."""
         self.console = console or Console()
         self.max_steps = max_steps
         self.every = every
         self.followers = {name: Follower(run.metrics(name)) for name in processes}
         self.rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.followers}
-        self.shown = 0
+        self.shown = after
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: time left is reckoned from there, start-up apart."""
         self.bar = Bar(
