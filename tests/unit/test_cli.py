@@ -9,7 +9,7 @@ import pytest
 from braidrl.cli import COMMANDS, main
 
 REPOSITORY = Path(__file__).parents[2]
-RECIPE = REPOSITORY / "examples" / "reverse_text" / "rl.toml"
+RECIPE = REPOSITORY / "examples" / "grpo" / "rl.toml"
 HEAVY = ("torch", "transformers")
 
 

@@ -17,7 +17,7 @@ from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
 
-RECIPE = "reverse_text"
+RECIPE = "grpo"
 SFT_STEPS = 300
 HELDOUT = "heldout"
 """Name of the recipe's evaluation source."""
@@ -181,4 +181,4 @@ what to try next:
   another learning rate       braid rl @ {recipe}/rl.toml --model.path {model} \\
                                 --output-dir outputs/try --trainer.optim.lr 1e-3
   strictly on-policy          ... --orchestrator.max_off_policy_steps 0
-  a 135M-parameter model      see examples/reverse_text/README.md"""
+  a 135M-parameter model      see examples/grpo/README.md"""
