@@ -103,7 +103,7 @@ def test_a_template_that_rewrites_earlier_turns_is_refused(tiny_model_dir: Path)
         learnt(opaque, TURNS)
 
 
-def sft_config(model: Path, output_dir: Path, data: dict[str, Any], **changes: Any) -> SFTConfig:
+def sft_config(model: Path, output_dir: Path, data: Any, **changes: Any) -> SFTConfig:
     defaults: dict[str, Any] = {
         "model": {"path": str(model)},
         "renderer": {"name": "qwen3", "enable_thinking": False},
@@ -125,7 +125,7 @@ def write_conversations(path: Path, answers: list[str]) -> Path:
 
 
 def names(data: Demonstrations, count: int) -> list[str]:
-    samples = (sample for _ in range(-(-count // data.config.batch_size)) for sample in data.next_batch())
+    samples = (sample for _ in range(-(-count // data.batch_size)) for sample in data.next_batch())
     return [sample.trace_id.rsplit(" ", 1)[1] for sample in islice(samples, count)]
 
 
@@ -140,19 +140,31 @@ def test_every_epoch_has_each_conversation_once_in_an_order_of_its_own(tiny_mode
     assert names(demonstrations(config.model_copy(update={"seed": 1})), 30) != order
 
 
+def test_sources_are_mixed_by_their_weights(tiny_model_dir, tmp_path) -> None:
+    many = write_conversations(tmp_path / "many.jsonl", [f"answer {index}" for index in range(8)])
+    sources = [{"path": many, "weight": 3.0}, {"taskset": {"id": "reverse-text", "num_tasks": 5}}]
+    config = sft_config(tiny_model_dir, tmp_path, sources, batch_size=400)
+    samples = demonstrations(config).next_batch()
+    share = sum(sample.env == "many" for sample in samples) / 400
+    assert {sample.env for sample in samples} == {"many", "reverse-text"}
+    assert abs(share - 0.75) < 0.075  # 3.5 standard deviations
+    again = demonstrations(config).next_batch()
+    assert [sample.trace_id for sample in again] == [sample.trace_id for sample in samples]
+
+
 def test_long_conversations_are_dropped_and_each_is_rendered_once(
     tiny_model_dir, tmp_path, monkeypatch
 ) -> None:
     path = write_conversations(tmp_path / "data.jsonl", ["a", "b" * 200, "c"])
     data = demonstrations(sft_config(tiny_model_dir, tmp_path, {"path": path}))
     rendered: list[str] = []
-    render = data.renderer.render
+    render = data.sources[0].renderer.render
 
     def counting(messages: list[dict[str, Any]], **options: Any) -> Any:
         rendered.append(messages[-1]["content"])
         return render(messages, **options)
 
-    monkeypatch.setattr(data.renderer, "render", counting)
+    monkeypatch.setattr(data.sources[0].renderer, "render", counting)
     assert sorted(set(names(data, 20))) == ["1", "3"]
     assert data.dropped == 1
     assert sorted(content for content in rendered if content != "?") == ["a", "b" * 200, "c"]
@@ -160,7 +172,7 @@ def test_long_conversations_are_dropped_and_each_is_rendered_once(
 
 def test_nothing_that_fits_is_an_error(tiny_model_dir: Path, tmp_path: Path) -> None:
     path = write_conversations(tmp_path / "data.jsonl", ["b" * 200])
-    with pytest.raises(ValueError, match=r"none of 1 conversations fits into seq_len \(64 tokens\)"):
+    with pytest.raises(ValueError, match=r"none of 1 conversations of data fits into seq_len \(64 tokens\)"):
         demonstrations(sft_config(tiny_model_dir, tmp_path, {"path": path})).next_batch()
 
 
@@ -209,7 +221,7 @@ def test_an_endless_taskset_is_read_on(tiny_model_dir, tmp_path, monkeypatch) ->
     data = demonstrations(sft_config(tiny_model_dir, tmp_path, block))
     samples = data.next_batch() + data.next_batch()
     assert [sample.trace_id for sample in samples] == [f"endless-count, task {index}" for index in range(8)]
-    text = decode(data.renderer, samples[5].token_ids)
+    text = decode(data.sources[0].renderer, samples[5].token_ids)
     assert "<|im_start|>system\nCount." in text and "after 5?" in text and "6<|im_end|>" in text
 
 

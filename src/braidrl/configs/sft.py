@@ -1,9 +1,9 @@
 """Supervised fine-tuning on demonstrations: `braid sft @ sft.toml`."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
@@ -19,6 +19,13 @@ class SFTDataConfig(BaseConfig):
     """Field of the task data that holds the demonstration."""
     path: Path | None = None
     """JSONL file; each line is `{"messages": [{"role": ..., "content": ...}, ...]}`."""
+    weight: float = Field(1.0, gt=0)
+    """Share of the conversations, relative to the other sources'."""
+
+    @property
+    def name(self) -> str:
+        """What metrics and records call it: the taskset's id, or the file's name without suffix."""
+        return str((self.taskset or {}).get("id")) if self.path is None else self.path.stem
 
     @model_validator(mode="after")
     def _one_origin(self) -> Self:
@@ -29,6 +36,10 @@ class SFTDataConfig(BaseConfig):
         return self
 
 
+def _alone(data: Any) -> Any:
+    return [data] if isinstance(data, dict | SFTDataConfig) else data
+
+
 class SFTConfig(BaseConfig):
     """`braid sft`: cross-entropy on the assistant's tokens, through the same trainer step as reinforcement learning."""
 
@@ -36,8 +47,8 @@ class SFTConfig(BaseConfig):
     """The model to train."""
     output_dir: Path = Path("outputs/sft")
     """Run folder; the trained model lies in `weights/step_N`."""
-    data: SFTDataConfig
-    """Demonstrations."""
+    data: Annotated[list[SFTDataConfig], BeforeValidator(_alone), Field(min_length=1)]
+    """Demonstrations: one source (`[data]`), or several that are mixed by their weights (`[[data]]`)."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
     """How messages become tokens."""
     max_steps: int = Field(100, ge=1)

@@ -3,12 +3,12 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import count, islice
+from itertools import count
 
 import numpy as np
 from renderers import Message, Renderer
 
-from braidrl.configs.sft import SFTConfig
+from braidrl.configs.sft import SFTConfig, SFTDataConfig
 from braidrl.trainer.sft.conversations import Conversation, load_conversations
 from braidrl.transport.types import TrainingSample
 
@@ -19,29 +19,48 @@ MAX_DROPPED = 1000
 
 
 class Demonstrations:
-    """An endless stream of batches: a finite source is shuffled for every epoch, an endless one is read on.
+    """An endless stream of batches. Of several sources, every conversation comes from one that is drawn by weight."""
+
+    def __init__(self, config: SFTConfig, renderer: Renderer) -> None:
+        self.batch_size = config.batch_size
+        self.sources = [Source(data, renderer, config.seq_len, config.seed) for data in config.data]
+        weights = np.array([data.weight for data in config.data])
+        self._shares = weights / weights.sum()
+        self._generator = np.random.default_rng(config.seed)
+
+    @property
+    def dropped(self) -> int:
+        """Conversations that were too long, so far."""
+        return sum(source.dropped for source in self.sources)
+
+    def next_batch(self) -> list[TrainingSample]:
+        """The next `batch_size` samples; batches may span epochs."""
+        drawn = self._generator.choice(len(self.sources), self.batch_size, p=self._shares)
+        return [next(self.sources[index].samples) for index in drawn]
+
+
+class Source:
+    """An endless stream of samples: a finite source is shuffled for every epoch, an endless one is read on.
 
     Each conversation is tokenised once. One that is longer than `seq_len` tokens is dropped and counted.
     """
 
-    def __init__(self, config: SFTConfig, renderer: Renderer) -> None:
-        self.config = config
+    def __init__(self, config: SFTDataConfig, renderer: Renderer, seq_len: int, seed: int) -> None:
         self.renderer = renderer
+        self.seq_len = seq_len
+        self.seed = seed
+        self.name = config.name
         self.dropped = 0
-        self._samples = self._stream()
-
-    def next_batch(self) -> list[TrainingSample]:
-        """The next `batch_size` samples; batches may span epochs."""
-        return list(islice(self._samples, self.config.batch_size))
-
-    def _stream(self) -> Iterator[TrainingSample]:
-        source = load_conversations(self.config.data)
-        return self._epochs(source) if isinstance(source, Sequence) else self._endless(source)
+        conversations = load_conversations(config)
+        if isinstance(conversations, Sequence):
+            self.samples = self._epochs(conversations)
+        else:
+            self.samples = self._endless(conversations)
 
     def _epochs(self, conversations: Sequence[Conversation]) -> Iterator[TrainingSample]:
         samples: dict[int, TrainingSample | None] = {}
         for epoch in count():
-            for index in np.random.default_rng([self.config.seed, epoch]).permutation(len(conversations)):
+            for index in np.random.default_rng([self.seed, epoch]).permutation(len(conversations)):
                 if index not in samples:
                     samples[index] = self._sample(conversations[index])
                 if (sample := samples[index]) is not None:
@@ -59,20 +78,19 @@ class Demonstrations:
                 raise ValueError(self._nothing_left(MAX_DROPPED))
 
     def _sample(self, conversation: Conversation) -> TrainingSample | None:
-        sample = to_sample(self.renderer, conversation)
+        sample = to_sample(self.renderer, conversation, self.name)
         length = len(sample.token_ids)
-        if length <= self.config.seq_len:
+        if length <= self.seq_len:
             return sample
         self.dropped += 1
-        logger.warning("dropped %s: %d tokens, seq_len is %d", conversation.name, length, self.config.seq_len)
+        logger.warning("dropped %s: %d tokens, seq_len is %d", conversation.name, length, self.seq_len)
         return None
 
     def _nothing_left(self, number: int) -> str:
-        seq_len = self.config.seq_len
-        return f"none of {number} conversations fits into seq_len ({seq_len} tokens); raise seq_len"
+        return f"none of {number} conversations of {self.name} fits into seq_len ({self.seq_len} tokens); raise seq_len"
 
 
-def to_sample(renderer: Renderer, conversation: Conversation) -> TrainingSample:
+def to_sample(renderer: Renderer, conversation: Conversation, env: str = "sft") -> TrainingSample:
     """Tokens of a conversation with cross-entropy weight 1 on every token that the assistant produces, the
     token that ends its turn included, and 0 on all others. Raises `ValueError` when there is none."""
     token_ids, weights = _attribute(renderer, conversation)
@@ -84,7 +102,7 @@ def to_sample(renderer: Renderer, conversation: Conversation) -> TrainingSample:
         mask=np.zeros(len(token_ids), bool),
         sampling_logprobs=zeros,
         ce_weights=np.array(weights, np.float32),
-        env="sft",
+        env=env,
         trace_id=conversation.name,
     )
 
