@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import COMMANDS
+from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.load import load_config
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = sorted(
-    [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("examples/*/*.md")]
+    [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("examples/**/*.md")]
 )
 BASE = {
     "model": {"path": "model"},
@@ -44,8 +45,11 @@ def test_toml_of_a_document_validates(document: Path) -> None:
         RLConfig.model_validate({**BASE, **data})
 
 
-@pytest.mark.parametrize("recipe", sorted(REPOSITORY.glob("examples/*/*.toml")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "recipe", sorted(REPOSITORY.glob("examples/*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
+)
 def test_every_recipe_loads(recipe: Path) -> None:
-    cls = SFTConfig if recipe.name.startswith("sft") else RLConfig
-    config = load_config(cls, ["@", str(recipe)])
-    assert config.max_steps > 0
+    """`sft*.toml` is one for `braid sft`, `*teacher*.toml` for `braid inference`, any other for `braid rl`."""
+    kinds = {"sft": SFTConfig, "teacher": InferenceConfig}
+    cls = next((cls for kind, cls in kinds.items() if kind in recipe.stem), RLConfig)
+    assert load_config(cls, ["@", str(recipe)]).model.path.startswith(("outputs/", "models/"))

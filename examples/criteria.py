@@ -1,0 +1,159 @@
+"""What each example must have learnt, measured on what its run left behind and on the policies themselves."""
+
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from braidrl.monitors.metrics import read_metrics
+from braidrl.report.rewards import heldout_rewards
+from braidrl.utils.run_folder import RunFolder
+from commands import serving
+from measure import ASSISTANT, exploitability, nll
+
+LAST_STEPS = 3
+"""Steps over which a metric's end is averaged."""
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One figure before and after, and whether it moved as it must."""
+
+    name: str
+    before: float
+    after: float
+    learnt: bool
+
+
+Criterion = Callable[[Path], list[Measure]]
+"""Measures the outputs of one example and seed; the folder is the one that its commands ran in."""
+
+
+def reward_up(run: Path, source: str = "heldout") -> Measure:
+    """The mean held-out reward rose, and the 95% intervals of start and end are apart."""
+    evaluated = heldout_rewards(RunFolder(run), source)
+    first, last = evaluated[0], evaluated[-1]
+    apart = last.mean - last.ci95 > first.mean + first.ci95
+    return Measure(f"reward, {source}", first.mean, last.mean, apart)
+
+
+def reward_near(
+    run: Path, teacher: Path, source: str = "heldout", teacher_source: str = "heldout"
+) -> Measure:
+    """The mean held-out reward rose by at least half of what the teacher is ahead."""
+    rewards = heldout_rewards(RunFolder(run), source)
+    first, last = rewards[0].mean, rewards[-1].mean
+    goal = heldout_rewards(RunFolder(teacher), teacher_source)[-1].mean
+    return Measure(f"reward, {source} (teacher: {goal:.3f})", first, last, last - first > (goal - first) / 2)
+
+
+def halved(run: Path, metric: str) -> Measure:
+    """A trainer metric of the first step fell to less than half, averaged over the last steps."""
+    rows = read_metrics(RunFolder(run).metrics("trainer"))
+    values = [float(value) for row in rows if (value := row.get(metric)) is not None]
+    first, last = values[0], float(np.mean(values[-LAST_STEPS:]))
+    return Measure(metric, first, last, last < first / 2)
+
+
+def fell(name: str, before: float, after: float, to_less_than: float = 1.0) -> Measure:
+    """A figure fell to less than this share of what it was."""
+    return Measure(name, before, after, after < to_less_than * before)
+
+
+@contextmanager
+def served(model: Path, log: Path) -> Iterator[tuple[str, str]]:
+    """Address and name of a policy that `braid inference` serves."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    words = [
+        "inference",
+        "--model.path",
+        str(model),
+        "--port",
+        str(port),
+        "--output-dir",
+        str(log.with_suffix("")),
+    ]
+    with serving(words, model.parent, log) as base_url:
+        yield base_url, str(model)
+
+
+def weights(run: Path) -> Path:
+    """The weights of a run's last step."""
+    folder = RunFolder(run)
+    return folder.weights(folder.published("weights")[-1]).resolve()
+
+
+def text_nll(model: Path, episodes: Path, role: str, log: Path) -> float:
+    """Mean NLL under a policy of what this role said in recorded episodes."""
+    with served(model, log) as (base_url, name):
+        return nll(base_url, name, episodes, {role})[0]
+
+
+def kuhn_exploitability(model: Path, log: Path) -> float:
+    """Exploitability of a policy at Kuhn poker."""
+    with served(model, log) as (base_url, name):
+        return exploitability(base_url, name)
+
+
+def rae(folder: Path) -> list[Measure]:
+    outputs = folder / "outputs" / "rae"
+    before, after = (
+        kuhn_exploitability(weights(outputs / part), folder / f"rae.{part}.log") for part in ("warmup", "rl")
+    )
+    return [fell("exploitability of the final policy", before, after, to_less_than=0.5)]
+
+
+def echo(folder: Path) -> list[Measure]:
+    outputs = folder / "outputs" / "echo"
+    episodes = RunFolder(outputs / "rl").eval_episodes(0)
+    plain, predicting = (
+        text_nll(weights(outputs / run), episodes, "tool", folder / f"echo.{run}.log")
+        for run in ("grpo", "rl")
+    )
+    return [
+        reward_up(outputs / "rl"),
+        fell("NLL of observations, plain grpo against echo", plain, predicting),
+    ]
+
+
+def opd(folder: Path) -> list[Measure]:
+    run, teacher = folder / "outputs" / "opd" / "rl", folder / "outputs" / "grpo" / "rl"
+    return [halved(run, "ref_kl"), reward_near(run, teacher)]
+
+
+def opsd(folder: Path) -> list[Measure]:
+    run = folder / "outputs" / "opsd" / "rl"
+    return [halved(run, "ref_kl"), reward_up(run)]
+
+
+def sft(folder: Path) -> list[Measure]:
+    teacher = RunFolder(folder / "outputs" / "grpo" / "rl")
+    episodes = teacher.eval_episodes(teacher.published("weights")[-1])
+    student = folder / "outputs" / "grpo" / "warmup", folder / "outputs" / "sft" / "rl"
+    before, after = (
+        text_nll(weights(run), episodes, ASSISTANT, folder / f"sft.{run.name}.log") for run in student
+    )
+    return [fell("NLL of held-out teacher text", before, after), reward_up(student[1])]
+
+
+def only_reward(name: str, *sources: str) -> Criterion:
+    """The criterion of an example whose reward must rise, on every evaluation source."""
+    return lambda folder: [reward_up(folder / "outputs" / name / "rl", source) for source in sources]
+
+
+CRITERIA: dict[str, Criterion] = {
+    "grpo": only_reward("grpo", "heldout"),
+    "max_rl": only_reward("max_rl", "heldout"),
+    "rae": rae,
+    "hierarchical_grpo": only_reward("hierarchical_grpo", "heldout"),
+    "echo": echo,
+    "opd": opd,
+    "opsd": opsd,
+    "sft": sft,
+}
+"""What every algorithm's example must show."""
