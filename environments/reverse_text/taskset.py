@@ -36,6 +36,8 @@ class ReverseTextConfig(vf.TasksetConfig):
     """The user message; `{text}` stands for the text."""
     demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
     """Share of demonstrations that are right; in the others the demonstrator copies the text as it is."""
+    hint: str | None = None
+    """A system message that shows the right answer; `{demonstration}` stands for it. None: the model is not helped."""
 
     @model_validator(mode="after")
     def _can_be_drawn(self) -> Self:
@@ -49,6 +51,8 @@ class ReverseTextConfig(vf.TasksetConfig):
             raise ValueError(
                 f"prompt {self.prompt!r} does not contain {{text}}, so the model would not see the text"
             )
+        if self.hint is not None and "{demonstration}" not in self.hint:
+            raise ValueError(f"hint {self.hint!r} does not contain {{demonstration}}, so it would show none")
         return self
 
 
@@ -84,7 +88,9 @@ class ReverseTextTaskset(vf.Taskset[ReverseTextTask, ReverseTextConfig]):
         demonstrator = random.Random(self.config.seed + 1)
         for text in self._texts():
             right = demonstrator.random() < self.config.demonstrator_accuracy
+            hint = self.config.hint
             data = ReverseTextData(
+                system_prompt=None if hint is None else hint.replace("{demonstration}", text[::-1]),
                 prompt=self.config.prompt.replace("{text}", text),
                 text=text,
                 answer=text[::-1],

@@ -37,6 +37,13 @@ def test_a_task_carries_its_answer() -> None:
     assert set(task.data.text) <= set("xyz") and len(task.data.text) == 9
 
 
+def test_a_hint_shows_the_answer_whatever_the_demonstrator_does() -> None:
+    (task,) = tasks(num_tasks=1, hint="Say {demonstration}.", demonstrator_accuracy=0.0)
+    assert task.data.system_prompt == f"Say {task.data.text[::-1]}."
+    assert task.data.demonstration == task.data.text
+    assert tasks(num_tasks=1)[0].data.system_prompt is None
+
+
 def test_splits_share_nothing() -> None:
     train = {task.data.text for task in tasks(num_tasks=500)}
     heldout = {task.data.text for task in tasks(num_tasks=500, split="heldout", seed=7)}
@@ -51,7 +58,7 @@ def test_an_empty_split_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [{"min_length": 9}, {"alphabet": "aab"}, {"alphabet": "ab "}, {"prompt": "reverse!"}, {"split": "dev"}],
+    [{"min_length": 9}, {"alphabet": "aab"}, {"alphabet": "ab "}, {"prompt": "reverse!"}, {"split": "dev"}, {"hint": "?"}],
 )
 def test_config_that_makes_no_sense_is_refused(keys) -> None:
     with pytest.raises(ValidationError):
