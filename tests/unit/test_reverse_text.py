@@ -58,7 +58,14 @@ def test_an_empty_split_is_an_error() -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [{"min_length": 9}, {"alphabet": "aab"}, {"alphabet": "ab "}, {"prompt": "reverse!"}, {"split": "dev"}, {"hint": "?"}],
+    [
+        {"min_length": 9},
+        {"alphabet": "aab"},
+        {"alphabet": "ab "},
+        {"prompt": "reverse!"},
+        {"split": "dev"},
+        {"hint": "?"},
+    ],
 )
 def test_config_that_makes_no_sense_is_refused(keys) -> None:
     with pytest.raises(ValidationError):
