@@ -44,6 +44,8 @@ class BraidChatHarness(Harness[BraidChatHarnessConfig]):
     SUPPORTS_RESUME = True
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
+    OFFERS_TASK_TOOLS = True
+    """The `@tool` methods of the task's data class reach the model, as they do through no harness of verifiers."""
 
     async def launch(
         self,

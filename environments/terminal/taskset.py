@@ -1,4 +1,4 @@
-"""The `terminal` taskset: run an errand with the tool `sh`, then report."""
+"""The `terminal` taskset: run an errand in a shell, then report."""
 
 import json
 import random
@@ -10,10 +10,9 @@ from pydantic import Field
 
 from braid_chat import tool, tool_schemas
 from braid_tasks import DrawnConfig
+from terminal.env import uses_real_shell
 from terminal.errands import DONE, NAMES, Errand, Goal, draw_errand
 from terminal.shell import Shell, ShellError
-
-HARNESS = "braid-chat"
 
 
 class TerminalConfig(DrawnConfig):
@@ -32,9 +31,9 @@ class TerminalState(vf.State):
     """The shell of one rollout."""
 
     files: dict[str, str] = Field(default_factory=dict)
-    commands: int = 0
+    """As they are; in a real shell, as they were found at the end."""
     failed: int = 0
-    """Commands that the shell refused."""
+    """Commands that the simulated shell refused."""
 
 
 class TerminalData(vf.TaskData):
@@ -59,7 +58,6 @@ class TerminalData(vf.TaskData):
     @tool
     def sh(self, command: str, state: TerminalState) -> str:
         """Run a shell command."""
-        state.commands += 1
         try:
             return Shell(state.files).run(command)
         except ShellError as error:
@@ -71,23 +69,23 @@ class TerminalTask(vf.Task[TerminalData, TerminalState]):
     """Graded by the files at the end and by the report."""
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Lay the files out.
-
-        Raises:
-            ValueError: a harness other than `braid-chat`, which would not offer the simulated shell.
-        """
-        harness = trace.agent.config.harness
-        if harness is None or harness.id != HARNESS:
-            raise ValueError(
-                f"the simulated shell of the terminal taskset is offered by harness {HARNESS!r} alone, not by "
-                f"{harness and harness.id!r}; set env.agent.harness.id = {HARNESS!r} or leave it out"
-            )
+        """Lay the files out, in memory or in the folder of the agent's runtime."""
         trace.state.files = dict(self.data.files)
+        if uses_real_shell(trace.agent.config.harness):
+            for name, text in self.data.files.items():
+                await runtime.write(name, text.encode())
+
+    async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
+        """Look at what became of the files that matter."""
+        if uses_real_shell(trace.agent.config.harness):
+            names = self.data.files | self.data.wanted
+            found = {name: await runtime.run(["cat", name], {}) for name in names}
+            trace.state.files = {name: cat.stdout for name, cat in found.items() if cat.exit_code == 0}
 
     @vf.stop
     async def out_of_commands(self, trace: vf.Trace) -> bool:
         """Whether the task has used up its commands."""
-        return trace.state.commands >= self.data.max_commands
+        return count_commands(trace) >= self.data.max_commands
 
     @vf.reward
     async def done(self, trace: vf.Trace) -> float:
@@ -97,9 +95,8 @@ class TerminalTask(vf.Task[TerminalData, TerminalState]):
 
     @vf.metric
     async def commands(self, trace: vf.Trace) -> dict[str, float]:
-        """How many commands ran, how many of them the shell refused, and the reward by goal."""
-        state = trace.state
-        counts = {"commands": float(state.commands), "failed_commands": float(state.failed)}
+        """How many commands were called for, how many of them the simulated shell refused, and the reward by goal."""
+        counts = {"commands": float(count_commands(trace)), "failed_commands": float(trace.state.failed)}
         return counts | {f"done_{self.data.goal}": await self.done(trace)}
 
 
@@ -121,6 +118,11 @@ class TerminalTaskset(vf.Taskset[TerminalTask, TerminalConfig]):
 
     def _draw(self, generator: random.Random) -> Errand:
         return draw_errand(generator.choice(self.config.goals), generator, self.config.num_files)
+
+
+def count_commands(trace: vf.Trace) -> int:
+    """Tool calls of the agent, readable or not."""
+    return sum(len(message.tool_calls or ()) for message in trace.assistant_messages)
 
 
 def _demonstration(errand: Errand) -> list[dict[str, Any]]:

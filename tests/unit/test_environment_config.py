@@ -123,6 +123,37 @@ def test_a_plugin_that_breaks_is_told_apart_from_one_that_is_missing(tmp_path, m
         resolve_env({"taskset": {"id": "broken-taskset"}})
 
 
+TOOLS = """
+import verifiers.v1 as vf
+from braid_chat import tool
+
+class Data(vf.TaskData):
+    @tool
+    def look_up(self, word: str) -> str:
+        return word
+
+class Task(vf.Task[Data]):
+    pass
+
+class Tooled(vf.Taskset[Task, vf.TasksetConfig]):
+    def load(self):
+        return []
+
+__all__ = ["Tooled"]
+"""
+
+
+def test_a_harness_that_would_withhold_the_tools_of_a_task_is_refused(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "tooled.py").write_text(TOOLS)
+    assert resolve_env({"taskset": {"id": "tooled"}}).agent.harness.id == HARNESS
+    with pytest.raises(
+        ConfigError, match=r"'null' does not offer the tools of taskset 'tooled' \(look_up\)"
+    ) as caught:
+        resolve_env({"taskset": {"id": "tooled"}, "agent": {"harness": {"id": "null"}}}, PATH)
+    assert caught.value.path == f"{PATH}.agent.harness.id"
+
+
 def test_the_module_imports_without_verifiers() -> None:
     code = "import sys, braidrl.configs.environment; sys.exit('verifiers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from braidrl.configs.environment import resolve_env
+from braidrl.configs.errors import ConfigError
 from braidrl.configs.model import RendererConfig
 from braidrl.configs.sft import SFTDataConfig
 from braidrl.trainer.sft.conversations import load_conversations
@@ -162,10 +164,36 @@ async def test_commands_run_out() -> None:
     assert (trace.stop_condition, trace.reward) == ("out_of_commands", 0.0)
 
 
-async def test_another_harness_is_refused() -> None:
+@pytest.mark.parametrize(("goal", "reward"), [("move", 1.0), ("write", 1.0), ("read", 0.0)])
+async def test_a_harness_with_a_shell_of_its_own_finds_the_files_and_is_graded_by_them(
+    goal: str, reward: float
+) -> None:
+    """An errand that asks for an answer earns nothing here, because the stub replies nothing."""
+    task = errand(goal)
+    arguments = task.data.demonstration[0]["tool_calls"][0]["function"]["arguments"]
+    harness = {"id": "stub-harness", "commands": [json.loads(arguments)["command"]]}
+    block = {"taskset": {"id": "terminal"}, "agent": {"harness": harness}}
+    (trace,) = (await play(ScriptedModel("unasked"), block, task)).traces
+    assert trace.ok and trace.reward == reward
+    assert trace.state.files == task.data.wanted
+    assert trace.metrics["failed_commands"] == 0.0
+
+
+async def test_a_file_that_is_gone_or_changed_in_a_real_shell_is_seen() -> None:
+    for command in ("rm *", "echo no >> $(ls | head -1)", "true"):
+        block = {
+            "taskset": {"id": "terminal"},
+            "agent": {"harness": {"id": "stub-harness", "commands": [command]}},
+        }
+        (trace,) = (await play(ScriptedModel("unasked"), block, errand("write"))).traces
+        assert trace.ok and trace.reward == 0.0
+
+
+def test_a_harness_without_any_shell_is_refused_with_the_configuration() -> None:
     block = {"taskset": {"id": "terminal"}, "agent": {"harness": {"id": "null"}}}
-    (trace,) = (await play(ScriptedModel("done"), block)).traces
-    assert not trace.ok and "set env.agent.harness.id = 'braid-chat'" in trace.last_error.message
+    with pytest.raises(ConfigError, match="'null' gives the agent no shell") as caught:
+        resolve_env(block, "source.env")
+    assert caught.value.path == "source.env.agent"
 
 
 def test_demonstrations_teach_the_calls_and_not_what_the_shell_says(tiny_model_dir: Path) -> None:

@@ -52,9 +52,11 @@ def resolve_env(block: dict[str, Any], path: str = "env") -> "vf.EnvConfig":
     config_class = loaders.env_config_type(taskset_id, env_id)
     _fill_agents(block, config_class, taskset_id, path)
     try:
-        return loaders.resolve_env_config(copy.deepcopy(block))
+        config = loaders.resolve_env_config(copy.deepcopy(block))
     except ValidationError as error:
         raise _explain(error, config_class, block, path) from None
+    _check_tools(config, path)
+    return config
 
 
 def agents_of(config: "vf.EnvConfig") -> list[str]:
@@ -91,6 +93,26 @@ def _fill_agents(
             agent["runtime"] = {**RUNTIME, **(runtime or {})}
     if all(block[role].get("runtime") == RUNTIME for role in roles):
         block.setdefault("interception", dict(INTERCEPTION))
+
+
+def _check_tools(config: "vf.EnvConfig", path: str) -> None:
+    """Refuse a harness that would silently withhold the tools which a task's data class declares with `@tool`. An
+    environment class of the taskset's own decides for itself."""
+    from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
+    from verifiers.v1.utils import loaders
+
+    if type(config) is not SingleAgentEnvConfig:
+        return
+    data = loaders.taskset_class(config.taskset.id).task_type().data_type()
+    members = {name: member for owner in data.__mro__ for name, member in vars(owner).items()}
+    tools = sorted(name for name, member in members.items() if callable(member) and hasattr(member, "tool"))
+    harness = config.agent_harnesses()["agent"].id
+    if tools and not getattr(loaders.harness_class(harness), "OFFERS_TASK_TOOLS", False):
+        raise ConfigError(
+            f"{path}.agent.harness.id",
+            f"harness {harness!r} does not offer the tools of taskset {config.taskset.id!r} ({', '.join(tools)}), "
+            f"which are methods of its task data; use {HARNESS!r}, or give the taskset MCP tools (vf.Toolset)",
+        )
 
 
 def _required_id(taskset: Any, path: str) -> str:
