@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from braidrl.configs.loss import IPOLossConfig
-from braidrl.packing import Normalisers, Segment, pack
+from braidrl.packing import COMPONENTS, Normalisers, Segment, pack
 from braidrl.trainer.attention import Forest
 from braidrl.trainer.forward import DeviceMicroBatch, to_device
 from braidrl.trainer.rl.components import component_loss, nonfinite_samples, reduce_metrics
@@ -25,6 +25,7 @@ def entries(dtype: torch.dtype, **streams: list[list]) -> DeviceMicroBatch:
     """A micro batch whose entries are given directly, without a row."""
     sizes = [len(row) for row in streams["rl_weights"]]
     index = torch.arange(sum(sizes))
+    members = {name: index[flat(streams[f"{name}_weights"], dtype) != 0] for name in COMPONENTS}
     return DeviceMicroBatch(
         forest=Forest([Segment(0, 1, None)]),
         token_ids=index,
@@ -33,6 +34,7 @@ def entries(dtype: torch.dtype, **streams: list[list]) -> DeviceMicroBatch:
         targets=index,
         temperature=torch.ones(len(index)),
         sample_index=torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes, dtype=torch.long)),
+        members={name: {"env": found} for name, found in members.items()},
         **{name: flat(streams[name], dtype) for name in STREAMS},
     )
 

@@ -51,12 +51,17 @@ class DeviceMicroBatch:
     advantages: Tensor
     inference_logprobs: Tensor
     ref_logprobs: Tensor
+    members: dict[str, dict[str, Tensor]]
 
 
 def to_device(micro: MicroBatch, device: torch.device | str) -> DeviceMicroBatch:
     """Copy a packed row to a device."""
     streams = {name: torch.from_numpy(getattr(micro, name)).to(device) for name in STREAMS}
-    return DeviceMicroBatch(forest=Forest(micro.segments), **streams)
+    members = {
+        component: {env: torch.from_numpy(index).to(device) for env, index in envs.items()}
+        for component, envs in micro.members.items()
+    }
+    return DeviceMicroBatch(forest=Forest(micro.segments), members=members, **streams)
 
 
 class TokenOutputs(NamedTuple):

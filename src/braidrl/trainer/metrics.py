@@ -8,12 +8,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from braidrl.packing import MicroBatch
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.components import reduce_metrics
 from braidrl.transport.types import TrainingSample
-
-COMPONENTS = ("rl", "ce", "ref_kl")
 
 
 class MetricSums:
@@ -32,22 +29,10 @@ class MetricSums:
         names = sorted(self.sums)
         sums = parallel.all_reduce(torch.stack([self.sums[name] for name in names])).cpu()
         total = dict(zip(names, sums, strict=True))
-        if {"masked_mismatch_kl", "unmasked_mismatch_kl"} <= total.keys():
-            total["mismatch_kl"] = total["masked_mismatch_kl"] + total["unmasked_mismatch_kl"]
+        for name in names:  # of a component, or of an environment's part of it
+            if name.startswith("masked_mismatch_kl"):
+                total[name.removeprefix("masked_")] = total[name] + total[f"un{name}"]
         return reduce_metrics(total)
-
-
-def micro_batch_counts(micro: MicroBatch, device: torch.device) -> dict[str, Tensor]:
-    """`tokens/COMPONENT`, its members, and `tokens/packed`, the row's length, as plain sums."""
-    members = (micro.rl_weights, micro.ce_weights, micro.ref_kl_weights)
-    counts = {
-        f"tokens/{name}": int(np.count_nonzero(weights))
-        for name, weights in zip(COMPONENTS, members, strict=True)
-    }
-    counts["tokens/packed"] = len(micro.token_ids)
-    return {
-        name: torch.tensor([count, 0.0], dtype=torch.float64, device=device) for name, count in counts.items()
-    }
 
 
 def batch_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from transformers.utils.logging import disable_progress_bar
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.packing import MicroBatch, Normalisers, pack
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, to_device, token_logprobs
-from braidrl.trainer.metrics import MetricSums, batch_metrics, micro_batch_counts, peak_memory_gib
+from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib
 from braidrl.trainer.model import load_model, save_model
 from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
 from braidrl.trainer.parallel import Parallel, gathered_state, shard
@@ -128,7 +128,6 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         sums = MetricSums()
         for micro in self._pack(samples):
-            sums.add(micro_batch_counts(micro, self.parallel.device))
             sums.add(self._backward(to_device(micro, self.parallel.device), normalisers))
         metrics = sums.reduce(self.parallel)
         return metrics | {"grad_norm": clip_gradients(self.policy.parameters(), self.config.optim.max_norm)}
@@ -143,8 +142,11 @@ class Learner:
         outputs = self.policy(micro)
         loss, metrics = component_loss(outputs.logprobs, micro, self.rl_loss, normalisers, outputs.entropy)
         loss.backward()
-        # the losses leave non-finite log-probs out; the step must not
-        return metrics | {NONFINITE: total(~torch.isfinite(outputs.logprobs.detach()))}
+        return metrics | {
+            "tokens/packed": total(torch.ones_like(micro.token_ids)),
+            # the losses leave non-finite log-probs out; the step must not
+            NONFINITE: total(~torch.isfinite(outputs.logprobs.detach())),
+        }
 
     def _explain(self, step: int, samples: Sequence[TrainingSample], normalisers: Normalisers) -> str:
         """Find the sample that makes the step non-finite, by taking each one alone."""

@@ -1,6 +1,7 @@
 """The training loss of one micro batch: L = S_rl / N_rl + S_ce / N_ce + S_kl / N_kl (SPEC section 2).
 
-The normalisers are those of the whole step, over all micro batches and ranks, so that gradients add up.
+The normalisers are those of the whole step, over all micro batches and ranks, so that gradients add up. Each
+S is summed environment by environment, so that what an environment adds to the loss can be told.
 """
 
 import torch
@@ -24,33 +25,58 @@ def component_loss(
 
     `logprobs` is float[L], differentiable; `entropy` float[L]. The loss is a scalar, attached to the graph
     even when every component is empty. A metric is a float[2] of sum and denominator, the same keys for every
-    micro batch: add them up over micro batches and ranks, then call `reduce_metrics`.
+    micro batch: add them up over micro batches and ranks, then call `reduce_metrics`. A component's metrics
+    are there for the whole of it and, as `NAME/env/ENV`, for each environment's part of it.
     """
-    components = {
-        "rl": (rl_loss, micro.rl_weights, normalisers.rl),
-        "ce": (ce_loss, micro.ce_weights, normalisers.ce),
-        "ref_kl": (ref_kl_loss, micro.ref_kl_weights, normalisers.ref_kl),
-    }
-    losses: dict[str, Tensor] = {}
+    losses: list[Tensor] = []
     metrics: dict[str, Tensor] = {}
-    for name, (loss_of, weights, normaliser) in components.items():
-        outputs = loss_of(
-            LossInputs(
-                trainer_logprobs=logprobs,
-                inference_logprobs=micro.inference_logprobs,
-                ref_logprobs=micro.ref_logprobs,
-                advantages=micro.advantages,
-                loss_mask=weights != 0,
-                loss_weights=weights,
-            )
-        )
-        losses[name] = outputs.loss / (normaliser or 1.0)
-        metrics |= {key: value if value.ndim else mean(value) for key, value in outputs.metrics.items()}
-    loss = losses["rl"] + losses["ce"] + losses["ref_kl"]
-    metrics |= {f"loss/{name}": total(part) for name, part in losses.items()} | {"loss": total(loss)}
+    for name, loss_of in (("rl", rl_loss), ("ce", ce_loss), ("ref_kl", ref_kl_loss)):
+        loss, sums = _component(name, loss_of, logprobs, micro, getattr(normalisers, name) or 1.0)
+        losses.append(loss)
+        metrics |= sums
+    loss = losses[0] + losses[1] + losses[2]
+    metrics["loss"] = total(loss)
     if entropy is not None:
         metrics["entropy"] = mean(entropy)
     return loss, metrics
+
+
+def _component(
+    name: str, loss_of: Loss, logprobs: Tensor, micro: DeviceMicroBatch, normaliser: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """A component is the sum of its environments' parts: the loss is called on each of those that have members
+    in this row, and once on nothing where none has, so that there is a loss to differentiate, and its keys."""
+    envs = micro.members[name]
+    present = {env: members for env, members in envs.items() if len(members)}
+    parts = {
+        env: _part(name, loss_of, logprobs, micro, members, normaliser)
+        for env, members in (present or {"": micro.targets[:0]}).items()
+    }
+    losses, sums = zip(*parts.values(), strict=True)
+    metrics = {key: torch.stack([part[key] for part in sums]).sum(0) for key in sums[0]}
+    nothing = {key: torch.zeros_like(pair) for key, pair in metrics.items()}
+    for env in envs:
+        own = parts[env][1] if env in present else nothing
+        metrics |= {f"{key}/env/{env}": pair for key, pair in own.items()}
+    return torch.stack(losses).sum(), metrics
+
+
+def _part(
+    name: str, loss_of: Loss, logprobs: Tensor, micro: DeviceMicroBatch, members: Tensor, normaliser: float
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss of some members (i64[M], entries of the row), and its sums."""
+    inputs = LossInputs(
+        trainer_logprobs=logprobs.index_select(0, members),
+        inference_logprobs=micro.inference_logprobs[members],
+        ref_logprobs=micro.ref_logprobs[members],
+        advantages=micro.advantages[members],
+        loss_mask=torch.ones_like(members, dtype=torch.bool),
+        loss_weights=getattr(micro, f"{name}_weights")[members],
+    )
+    outputs = loss_of(inputs)
+    loss = outputs.loss / normaliser
+    metrics = {key: value if value.ndim else mean(value) for key, value in outputs.metrics.items()}
+    return loss, {f"loss/{name}": total(loss), f"tokens/{name}": total(inputs.loss_mask)} | metrics
 
 
 def nonfinite_samples(logprobs: Tensor, micro: DeviceMicroBatch) -> list[int]:

@@ -1,6 +1,6 @@
 """What a loss is: per-token tensors of one sequence in, a sum to minimise and metrics out (seed 000).
 
-The built-in losses are vectorised over all entries of a micro batch: for them the packed entries are one
+The built-in losses are vectorised: for them all members that an environment has in a micro batch are one
 sequence.
 """
 

@@ -9,10 +9,11 @@ left out.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import numpy as np
 
+from braidrl.packing.streams import COMPONENTS, streams_of
 from braidrl.transport.types import TrainingSample
 
 ENTRY_FIELDS = {
@@ -70,30 +71,9 @@ class MicroBatch:
     """f32[L]: log-probs of the sampler, as the sample carries them (0 off its mask)."""
     ref_logprobs: np.ndarray
     """f32[L]: log-probs of the reference; NaN where absent."""
-    envs: dict[int, str]
-    """Sample index to environment name, for the samples of this row."""
-
-
-@dataclass(frozen=True)
-class Normalisers:
-    """Global denominators of the three components. A zero one divides by 1."""
-
-    rl: float = 0.0
-    """Sum of the rl members' weights."""
-    ce: float = 0.0
-    """Number of ce members."""
-    ref_kl: float = 0.0
-    """Number of ref_kl members."""
-
-    @classmethod
-    def of(cls, samples: Sequence[TrainingSample]) -> Self:
-        """Those of a whole batch, the same on every rank that holds the batch. Raises as `pack` does."""
-        streams = [_streams(index, sample) for index, sample in enumerate(samples)]
-        return cls(
-            rl=float(sum(stream.rl.sum(dtype=np.float64) for stream in streams)),
-            ce=float(sum(np.count_nonzero(stream.ce) for stream in streams)),
-            ref_kl=float(sum(np.count_nonzero(stream.ref_kl) for stream in streams)),
-        )
+    members: dict[str, dict[str, np.ndarray]]
+    """Component -> environment -> i64[M]: its entries in this row, ascending. Every row of a batch, on every
+    rank, lists each environment that has members of the component anywhere in the batch, in one order."""
 
 
 def pack(
@@ -113,73 +93,23 @@ def pack(
         raise ValueError(f"{seen}: need max_tokens >= 1 and 0 <= rank < world_size")
     paths = [_Path(index, sample) for index, sample in enumerate(samples)]
     paths = sorted((path for path in paths if path.entries.size), key=lambda path: path.sort_key)
+    envs = {
+        name: sorted({path.sample.env for path in paths if getattr(path.streams, name).any()})
+        for name in COMPONENTS
+    }
     rows = _balanced_rows(paths, max_tokens, world_size)
     mine = [
         rows[first : first + world_size][rank if turn % 2 == 0 else world_size - 1 - rank]
         for turn, first in enumerate(range(0, len(rows), world_size))
     ]
-    return [_build_row([paths[index] for index in sorted(row)]) for row in mine]
-
-
-class _Streams(NamedTuple):
-    """The validated component weights of one sample, f32[T] each; 0 is no member."""
-
-    rl: np.ndarray
-    ce: np.ndarray
-    ref_kl: np.ndarray
-
-
-def _streams(index: int, sample: TrainingSample) -> _Streams:
-    """Raises what `pack` raises, naming the sample."""
-    problem = _problem(sample)
-    if problem is None:
-        nothing = np.zeros(len(sample.token_ids), np.float32)
-        rl = sample.mask if sample.rl_weights is None else np.where(sample.mask, sample.rl_weights, 0)
-        ce, ref_kl = (nothing if w is None else w for w in (sample.ce_weights, sample.ref_kl_weights))
-        streams = _Streams(*(weights.astype(np.float32) for weights in (rl, ce, ref_kl)))
-        problem = _member_problem(sample, streams)
-    if problem is not None:
-        place = f"env {sample.env!r}, trace {sample.trace_id!r}, branch {sample.branch}"
-        raise ValueError(f"sample {index} ({place}): {problem}")
-    return streams
-
-
-def _problem(sample: TrainingSample) -> str | None:
-    shape = sample.token_ids.shape
-    weights = ("rl_weights", "ce_weights", "ref_kl_weights")
-    for name in ("mask", "sampling_logprobs", "advantages", "ref_logprobs", *weights):
-        stream = getattr(sample, name)
-        if stream is None:
-            continue
-        if stream.shape != shape:
-            return f"{name} has shape {stream.shape}, token_ids {shape}; a stream has one entry a token"
-        bad = np.flatnonzero(~((stream >= 0) & (stream < np.inf)))
-        if name in weights and bad.size:
-            return f"{name}[{bad[0]}] is {stream[bad[0]]}; a weight is finite and at least 0"
-    if not 0 < sample.temperature < np.inf:
-        return f"temperature is {sample.temperature}; train on samples drawn at a finite temperature above 0"
-    return None
-
-
-def _member_problem(sample: TrainingSample, streams: _Streams) -> str | None:
-    if len(sample.token_ids) and any(weights[0] for weights in streams):
-        return "its first token is a loss member, but no token predicts it; a sample starts with its prompt"
-    for name, weights, needed in (
-        ("rl", streams.rl, "advantages"),
-        ("ref_kl", streams.ref_kl, "ref_logprobs"),
-    ):
-        stream = getattr(sample, needed)
-        missing = np.flatnonzero((weights != 0) & (True if stream is None else ~np.isfinite(stream)))
-        if missing.size:
-            return f"token {missing[0]} is a member of {name}, but has no finite value in {needed}; ship it"
-    return None
+    return [_build_row([paths[index] for index in sorted(row)], envs) for row in mine]
 
 
 class _Path:
     """One sample on its way into a row: the tokens that its entries need, and the entries."""
 
     def __init__(self, index: int, sample: TrainingSample) -> None:
-        self.index, self.sample, self.streams = index, sample, _streams(index, sample)
+        self.index, self.sample, self.streams = index, sample, streams_of(index, sample)
         self.entries = np.flatnonzero(sum(self.streams))
         self.tokens = sample.token_ids[: self.entries[-1] if self.entries.size else 0]
         # big-endian bytes order like the numbers; equal paths keep the order of the batch
@@ -249,8 +179,9 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ.argmax()) if differ.any() else length
 
 
-def _build_row(paths: list[_Path]) -> MicroBatch:
-    """Lay sorted paths out as a radix tree in depth-first order, and point every entry at its predictor."""
+def _build_row(paths: list[_Path], envs: dict[str, list[str]]) -> MicroBatch:
+    """Lay sorted paths out as a radix tree in depth-first order, and point every entry at its predictor;
+    `envs` are those of each component."""
     segments: list[Segment] = []
     stretches: list[tuple[np.ndarray, int]] = []  # tokens of each segment, position of its first one
     where = [np.zeros(len(path.tokens), np.int64) for path in paths]  # row index of each token of each path
@@ -270,12 +201,14 @@ def _build_row(paths: list[_Path]) -> MicroBatch:
         stack += reversed(_branches(paths, first, last, end, parent))
     if not segments:
         segments, stretches = [Segment(0, 1, None)], [(np.zeros(1, np.int64), 0)]
+    in_order = sorted(zip(paths, where), key=lambda pair: pair[0].index)
+    entries = _entries(in_order)
     return MicroBatch(
         token_ids=np.concatenate([tokens for tokens, _ in stretches]).astype(np.int64),
         position_ids=np.concatenate([np.arange(start, start + len(tokens)) for tokens, start in stretches]),
         segments=tuple(segments),
-        envs={path.index: path.sample.env for path in paths},
-        **_entries(sorted(zip(paths, where), key=lambda pair: pair[0].index)),
+        members=_members([path for path, _ in in_order], entries, envs),
+        **entries,
     )
 
 
@@ -295,4 +228,16 @@ def _entries(paths: Iterable[tuple[_Path, np.ndarray]]) -> dict[str, np.ndarray]
     return {
         name: np.concatenate([np.zeros(0, dtype), *(column[name] for column in columns)]).astype(dtype)
         for name, dtype in ENTRY_FIELDS.items()
+    }
+
+
+def _members(
+    paths: list[_Path], entries: dict[str, np.ndarray], envs: dict[str, list[str]]
+) -> dict[str, dict[str, np.ndarray]]:
+    """`MicroBatch.members`; `paths` stand in the order of their entries."""
+    counts = np.array([path.entries.size for path in paths], np.int64)
+    owner = np.repeat(np.array([path.sample.env for path in paths], np.str_), counts)
+    return {
+        name: {env: np.flatnonzero((entries[f"{name}_weights"] != 0) & (owner == env)) for env in known}
+        for name, known in envs.items()
     }

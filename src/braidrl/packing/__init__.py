@@ -1,0 +1,6 @@
+"""Samples to packed rows, and the denominators of a batch."""
+
+from braidrl.packing.rows import MicroBatch, Segment, pack
+from braidrl.packing.streams import COMPONENTS, Normalisers
+
+__all__ = ["COMPONENTS", "MicroBatch", "Normalisers", "Segment", "pack"]
