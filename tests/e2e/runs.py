@@ -31,10 +31,11 @@ env.taskset.id = "reverse-text"
 
 
 class Launch:
-    """`braid rl` on the config above, in a folder of its own."""
+    """`braid rl` on the config above, in a folder of its own; packages of the folder `site` count as installed."""
 
-    def __init__(self, folder: Path, model: Path) -> None:
+    def __init__(self, folder: Path, model: Path, site: Path | None = None) -> None:
         self.folder = folder
+        self.site = site
         folder.mkdir(parents=True, exist_ok=True)
         self.config = folder / "run.toml"
         self.config.write_text(CONFIG.format(model=model))
@@ -53,7 +54,7 @@ class Launch:
             str(self.run.root),
             *flags,
         ]
-        env = {**os.environ, "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(self.site)} if self.site else {})
         with self.output.open("w") as output:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
 
