@@ -34,9 +34,11 @@ EXACT = {"abs": 1e-14, "rel": 1e-13}
 
 
 async def credited(config: BaseAlgorithmConfig, traces: Sequence[Trace]) -> list[float | None]:
-    """The advantage of each trace, one episode each, as one group."""
+    """The advantage of each trace, one episode each, as one group that is a batch."""
     episodes = [episode(item) for item in traces]
-    await make_algorithm(config).score_group(episodes)
+    algorithm = make_algorithm(config)
+    await algorithm.score_group(episodes)
+    await algorithm.score_batch(episodes)
     return advantages_of(episodes)
 
 
@@ -156,7 +158,7 @@ async def test_rae_vectors(vectors) -> None:
         algorithm = make_algorithm(RAEConfig(decay=case["inputs"]["decay"]))
         for group, expected in zip(case["inputs"]["groups"], case["expected"]["advantages"], strict=True):
             played = [episode(*(trace(reward, agent=agent) for agent, reward in group))]
-            await algorithm.score_group(played)
+            await algorithm.score_batch(played)
             assert advantages_of(played) == pytest.approx(expected, **EXACT)
         baselines = algorithm.state_dict()["baselines"]
         assert baselines == pytest.approx(case["expected"]["final_baselines"], **EXACT)
@@ -166,13 +168,13 @@ async def test_rae_goes_on_where_its_state_ends() -> None:
     games = [[episode(trace(r, agent="p0"), trace(-r, agent="p1"))] for r in (1.0, -1.0, 1.0, 1.0)]
     whole, first, second = (make_algorithm(RAEConfig(decay=0.5)) for _ in range(3))
     for game in games:
-        await whole.score_group(game)
+        await whole.score_batch(game)
     expected = [advantages_of(game) for game in games]
     for game in games[:2]:
-        await first.score_group(game)
+        await first.score_batch(game)
     second.load_state_dict(first.state_dict())
     for game in games[2:]:
-        await second.score_group(game)
+        await second.score_batch(game)
     assert [advantages_of(game) for game in games] == expected
     assert second.state_dict() == whole.state_dict()
     assert second.metrics()["baseline/p0"] == whole.state_dict()["baselines"]["p0"]

@@ -94,6 +94,13 @@ class CountsEveryReward(Absolute):
             assign_advantages(item, item.reward - sum(rewards) / len(rewards))
 
 
+class RewardsTheLastOneStanding(Absolute):
+    async def score_group(self, episodes) -> None:
+        traces = eligible_traces(episodes)
+        for item in traces:
+            assign_advantages(item, float(len(traces) == 1 < len(episodes)))
+
+
 class Forgets(Absolute):
     order_matters = True
     seen = 0
@@ -129,6 +136,7 @@ class GrowingWeights(Absolute):
         (FirstIsBest, "check_permutation", "order of a group's episodes"),
         (Absolute, "check_group_of_one", "a group of one has the advantages"),
         (CountsFailures, "check_failed_siblings", "siblings that cannot be compared"),
+        (RewardsTheLastOneStanding, "check_failed_siblings", "the only one that did not fail has"),
         (CountsEveryReward, "check_unusable_rewards", "finite"),
         (RoundsAMean, "check_equal_rewards", "equal rewards have the advantages"),
         (GrowingWeights, "check_permutation", "order of a group's episodes"),
@@ -143,4 +151,9 @@ def test_a_broken_rule_is_named(algorithm: Callable[..., Algorithm], check: str,
 def test_check_algorithm_runs_every_check() -> None:
     check_algorithm(lambda: make_algorithm(GRPOConfig()))
     with pytest.raises(AssertionError, match="resumed"):
+        check_algorithm(lambda: Forgets(BaseAlgorithmConfig()))
+
+
+def test_a_barrier_that_is_declared_wider_than_it_is_gets_named() -> None:
+    with pytest.raises(AssertionError, match=r"RAEConfig.barrier is 'batch', but .* Forgets is score_group"):
         check_algorithm(lambda: Forgets(RAEConfig()))

@@ -35,7 +35,7 @@ class ManualEnv(TrainEnv):
         finally:
             del self.open[key]
         group, number = key.split("/")
-        return make_episode(task, self.rewards.get(group, (1.0, 0.0))[int(number)], key, version)
+        return make_episode(task, self.rewards.get(group, (1.0, 0.0))[int(number) % 2], key, version)
 
     def end(self, key: str, version: int = 0) -> None:
         self.open[key].set_result(version)
@@ -156,7 +156,7 @@ async def test_a_slow_group_is_cancelled_counted_and_its_task_comes_first() -> N
     env = make_env()
     async with open_dispatcher(env, bound=1) as (dispatcher, policy):
         slow = [key for key in env.open if key.startswith("stub-000000")]
-        task = dispatcher.groups[0].task
+        task = dispatcher.groups[0, 0].task
         for step in (1, 2):
             for key in set(env.open) - set(slow):
                 env.end(key, policy.version)

@@ -10,6 +10,7 @@ from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, find_algorithms
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, make_algorithm
+from braidrl.testing import CHECKS
 from tests.unit.episodes import advantages_of, episode, trace
 
 REPOSITORY = Path(__file__).parents[2]
@@ -100,7 +101,7 @@ def test_an_installed_algorithm_ships_batches(site: Path, tiny_model_dir: Path, 
 
 def test_the_tests_of_a_new_package_pass(site: Path, package: Path) -> None:
     done = python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=package)
-    assert " 8 passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
+    assert f" {len(CHECKS) + 1} passed" in f" {done.stdout.splitlines()[-1]}", done.stdout
 
 
 async def test_an_installed_algorithm_scores_in_this_process(

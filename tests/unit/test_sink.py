@@ -35,6 +35,11 @@ def make_failure(task: vf.Task, key: str) -> Finished:
     return done
 
 
+def open_group(index: int, env: TrainEnv) -> Group:
+    """A dispatched group that holds all episodes of its task."""
+    return Group(index, env, env.curriculum.next_task(), range(env.source.group_size))
+
+
 async def fill(sink: Sink, group: Group, episodes: list[Finished]) -> None:
     """Let a whole group end."""
     for number, finished in enumerate(episodes):
@@ -44,7 +49,7 @@ async def fill(sink: Sink, group: Group, episodes: list[Finished]) -> None:
 
 
 async def add(sink: Sink, env: TrainEnv, index: int, rewards: list[float | None], version: int = 0) -> Group:
-    group = Group(index, env, env.curriculum.next_task())
+    group = open_group(index, env)
     episodes = [make_episode(group.task, r, f"{index}/{n}", version) for n, r in enumerate(rewards)]
     await fill(sink, group, episodes)
     return group
@@ -58,7 +63,7 @@ def credits(batch: Batch) -> list[float]:
 async def test_groups_are_formed_by_id_while_prompts_are_interleaved() -> None:
     config = make_config(constant_trainer_batch_size=False)
     sink, env = Sink(config), make_env(config)
-    a, b = (Group(index, env, env.curriculum.next_task()) for index in range(2))
+    a, b = (open_group(index, env) for index in range(2))
     for group, number, reward in ((a, 0, 1.0), (b, 0, 0.0), (a, 1, 1.0), (b, 1, 0.0)):
         await sink.arrive(group, number, make_episode(group.task, reward, f"{group.id}/{number}"))
         if group.complete:
@@ -119,7 +124,7 @@ async def test_a_missing_reward_excludes_its_trace_and_is_counted(broken: float 
 async def test_a_logprob_too_few_or_too_many_drops_its_trace(logprobs: int) -> None:
     config = make_config()
     sink, env = Sink(config), make_env(config, group_size=3)
-    group = Group(0, env, env.curriculum.next_task())
+    group = open_group(0, env)
     episodes = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
     odd = make_episode(group.task, 0.5, "0/2", logprobs=logprobs)
     await fill(sink, group, [*episodes, odd])
@@ -131,7 +136,7 @@ async def test_a_logprob_too_few_or_too_many_drops_its_trace(logprobs: int) -> N
 async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
     config = make_config()
     sink, env = Sink(config), make_env(config, group_size=3)
-    group = Group(0, env, env.curriculum.next_task())
+    group = open_group(0, env)
     good = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
     await fill(sink, group, [good[0], make_failure(group.task, "0/1"), good[1]])
     assert [float(trace.samples[0].advantages[-1]) for trace in sink.ready] == [0.5, -0.5]
@@ -143,7 +148,7 @@ async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
 async def test_a_group_with_too_few_survivors_is_dropped_and_counted() -> None:
     config = make_config()
     sink, env = Sink(config), make_env(config)
-    group = Group(0, env, env.curriculum.next_task())
+    group = open_group(0, env)
     await fill(sink, group, [make_episode(group.task, 1.0, "0/0"), make_failure(group.task, "0/1")])
     assert sink.ready == []
     assert sink.take_metrics()["groups/too_few"] == 1
@@ -179,7 +184,7 @@ async def test_a_broken_algorithm_stops_the_run(monkeypatch: pytest.MonkeyPatch)
 async def test_staleness_counts_from_the_oldest_token() -> None:
     config = make_config(max_off_policy_steps=2)
     sink, env = Sink(config), make_env(config)
-    group = Group(0, env, env.curriculum.next_task())
+    group = open_group(0, env)
     episodes = [make_episode(group.task, reward, f"0/{reward}", version=2) for reward in (1.0, 0.0)]
     trace_id = episodes[0].episode.traces[0].id
     episodes[0].spans[trace_id] = [[(0, 1), (1, 1), (2, 1)]]  # two updates during one rollout

@@ -19,8 +19,9 @@ Aggregation = Literal["token", "prompt"]
 """How rl tokens are weighed: every token alike, or every prompt alike."""
 
 
-Barrier = Literal["group", "batch"]
-"""Whose episodes credit depends on: those of one task, or all of the environment's in one optimizer step."""
+Barrier = Literal["episode", "group", "batch"]
+"""Whose episodes credit waits for: nobody else's, those of one task, or all of the environment's in one optimizer
+step."""
 
 
 class SamplingConfig(BaseConfig):
@@ -48,7 +49,7 @@ class BaseAlgorithmConfig(BaseConfig):
     needs_group: ClassVar[bool] = False
     """Whether credit is relative to siblings, so that a group of one carries no signal."""
     barrier: ClassVar[Barrier] = "group"
-    """What the pipeline waits for before the signal is final."""
+    """What credit waits for, as the algorithm's widest hook has it: `score_episode`, `score_group`, `score_batch`."""
     needs_model: ClassVar[bool] = False
     """Whether the algorithm asks a served model, so that recorded episodes alone cannot be scored."""
     paper: ClassVar[str] = ""
@@ -120,6 +121,7 @@ class MaxRLConfig(BaseAlgorithmConfig):
 class RAEConfig(BaseAlgorithmConfig):
     """Role-conditioned advantage estimation: reward minus a running mean of the same agent's rewards."""
 
+    barrier: ClassVar[Barrier] = "batch"
     paper: ClassVar[str] = "arXiv:2506.24119"
 
     type: Literal["rae"] = "rae"
@@ -149,6 +151,7 @@ class OPDConfig(BaseAlgorithmConfig):
     """On-policy distillation: the policy samples, a frozen teacher scores every token."""
 
     action_loss_type: ClassVar[ActionLossType] = "ref_kl"
+    barrier: ClassVar[Barrier] = "episode"
     needs_model: ClassVar[bool] = True
     paper: ClassVar[str] = "Thinking Machines, 2025"
 
@@ -175,6 +178,7 @@ class OPSDConfig(BaseAlgorithmConfig):
     """On-policy self-distillation: the live policy, shown a demonstration, is its own teacher."""
 
     action_loss_type: ClassVar[ActionLossType] = "ref_kl"
+    barrier: ClassVar[Barrier] = "episode"
     needs_model: ClassVar[bool] = True
     paper: ClassVar[str] = "arXiv:2601.19897"
 
@@ -209,6 +213,7 @@ class SFTDistillConfig(BaseAlgorithmConfig):
     """Hard distillation: a frozen model samples, the policy imitates its tokens."""
 
     action_loss_type: ClassVar[ActionLossType] = "ce"
+    barrier: ClassVar[Barrier] = "episode"
     needs_model: ClassVar[bool] = True
     paper: ClassVar[str] = "arXiv:1606.07947"
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import field_validator
 
-from braidrl.configs.algorithm import BaseAlgorithmConfig, GRPOConfig
+from braidrl.configs.algorithm import GRPOConfig
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.plugins import ALGORITHMS, InstalledAlgorithmConfig
 
@@ -28,16 +28,10 @@ class ScoreConfig(BaseConfig):
     @classmethod
     def _needs_episodes_alone(cls, value: Any) -> Any:
         known = ALGORITHMS.get(value.get("type", "grpo")) if isinstance(value, dict) else None
-        if known is not None and (lacking := _lacking(known.config)):
-            able = [name for name, algorithm in ALGORITHMS.items() if not _lacking(algorithm.config)]
-            raise ValueError(f"{known.name} {lacking}; choose {', '.join(able)}, or train with `braid rl`")
+        if known is not None and known.config.needs_model:
+            able = [name for name, algorithm in ALGORITHMS.items() if not algorithm.config.needs_model]
+            raise ValueError(
+                f"{known.name} asks a served model, and recorded episodes come without one; choose {', '.join(able)}, "
+                "or train with `braid rl`"
+            )
         return value
-
-
-def _lacking(config: type[BaseAlgorithmConfig]) -> str | None:
-    """What an algorithm needs that a record does not hold."""
-    if config.needs_model:
-        return "asks a served model, and recorded episodes come without one"
-    if config.barrier == "batch":
-        return "compares what trained in one step, which is not what a record of ended groups tells"
-    return None

@@ -7,12 +7,13 @@ import logging
 import time
 from collections import Counter, deque
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from verifiers.v1.episode import GroupInfo
 
 from braidrl.orchestrator.envs import TrainEnv
-from braidrl.orchestrator.groups import Group
+from braidrl.orchestrator.groups import Group, Work
 from braidrl.orchestrator.sessions import derive_seed
 from braidrl.orchestrator.sink import Batch, Sink
 
@@ -26,8 +27,8 @@ class Dispatcher:
     """Keeps episodes in flight, within the bound on staleness and the bound on concurrency.
 
     While the policy is v, at most `(v + 1 + k) * batch_size` training traces of the whole run are shipped,
-    buffered or in flight, so that what is dispatched now is at most k versions old when it trains. Whole
-    groups are dispatched, so the last one may exceed the bound by less than its size.
+    buffered or in flight, so that what is dispatched now is at most k versions old when it trains. Groups are
+    dispatched whole, so the last one may exceed the bound by less than its size.
 
     Which task comes next depends on the run's seed, the number of the dispatch and the samplers alone. With
     k = 0 nothing of the next batch is dispatched before the last one is shipped and trained, and then timing
@@ -46,10 +47,10 @@ class Dispatcher:
         self.seed = seed
         self.max_concurrent = max_concurrent
         self.next_index = 0
-        self.returned: deque[tuple[int | None, TrainEnv, Any]] = deque()
-        """Work to do before anything new: (dispatch number to keep, source, task)."""
-        self.groups: dict[int, Group] = {}
-        """Groups of which an episode is waiting, in flight, or being scored."""
+        self.queue: deque[Work] = deque()
+        """Work to do before another task is chosen."""
+        self.groups: dict[tuple[int, int], Group] = {}
+        """Groups of which an episode is waiting, in flight, or being scored, by their place."""
         self._waiting: deque[tuple[Group, int]] = deque()
         self._tasks: dict[asyncio.Task, tuple[Group, int, float]] = {}
         self._wake = asyncio.Event()
@@ -91,20 +92,29 @@ class Dispatcher:
             self._launch(*self._waiting.popleft())
 
     def _open_group(self) -> bool:
-        """Choose the next task and queue its group, if the bound on staleness allows one more."""
+        """Open the next group, if the bound on staleness allows one more."""
         expected = sum(group.expected for group in self.groups.values())
         if self.sink.buffered + expected >= self.sink.room(self.version()):
             return False
-        index, env, task = self.returned.popleft() if self.returned else (None, None, None)
-        if index is None:
-            index = self.next_index
-            self.next_index += 1
-        if env is None:
-            env = self._choose_env(index)
-            task = env.curriculum.next_task()
-        group = self.groups[index] = Group(index, env, task)
-        self._waiting.extend((group, number) for number in range(group.size))
+        if not self.queue:
+            self.queue.extend(self._choose_task())
+        work = self.queue.popleft()
+        index = self._number() if work.index is None else work.index
+        group = Group(index, work.env, work.task, work.numbers)
+        self.groups[group.place] = group
+        self._waiting.extend((group, number) for number in group.numbers)
         return True
+
+    def _number(self) -> int:
+        """The number of the next dispatch."""
+        self.next_index += 1
+        return self.next_index - 1
+
+    def _choose_task(self) -> list[Work]:
+        """The groups of the next task."""
+        index = self._number()
+        env = self._choose_env(index)
+        return Work.of_task(index, env, env.curriculum.next_task())
 
     def _choose_env(self, index: int) -> TrainEnv:
         """A weighted choice that depends on the run's seed and the number of the dispatch alone."""
@@ -126,7 +136,7 @@ class Dispatcher:
         await self.sink.arrive(group, number, finished)
         if group.complete:
             await self.sink.complete(group)
-            del self.groups[group.index]
+            del self.groups[group.place]
 
     def _ended(self, task: asyncio.Task) -> None:
         group, number, _ = self._tasks.pop(task)
@@ -167,7 +177,7 @@ class Dispatcher:
             oldest = group.oldest() if group.env.live else None
             if oldest is None or step - 1 - oldest <= self.sink.max_staleness:
                 continue
-            del self.groups[group.index]
+            del self.groups[group.place]
             self._waiting = deque(item for item in self._waiting if item[0] is not group)
             for task in group.running.values():
                 task.cancel()
@@ -177,27 +187,25 @@ class Dispatcher:
 
     def _return(self, groups: list[Group]) -> None:
         """Dispatch the tasks of groups that got too old once more, as new groups, before anything else."""
-        self.returned.extendleft((None, group.env, group.task) for group in reversed(groups))
+        self.queue.extendleft(replace(group.work, index=None) for group in reversed(groups))
         self.sink.metrics.counts["groups/returned"] += len(groups)
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
         """The next dispatch number, and the work that a resumed run does first, oldest first."""
-        buffered = {trace.group.index: trace.group for trace in self.sink.ready if not trace.group.used}
-        pending = self.groups | buffered
-        work = [*((index, group.env, group.task) for index, group in sorted(pending.items())), *self.returned]
-        return {
-            "next_index": self.next_index,
-            "work": [{"index": index, "env": env.name, "task": task.data.idx} for index, env, task in work],
-        }
+        buffered = {trace.group.place: trace.group for trace in self.sink.ready if not trace.group.used}
+        pending = sorted((self.groups | buffered).items())
+        work = [*(group.work for _, group in pending), *self.queue]
+        return {"next_index": self.next_index, "work": [item.record() for item in work]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         by_name = {env.name: env for env in self.envs}
         self.next_index = state["next_index"]
         for item in state["work"]:
             env = by_name[item["env"]]
-            self.returned.append((item["index"], env, env.curriculum.task_at(item["task"])))
+            task = env.curriculum.task_at(item["task"])
+            self.queue.append(Work(item["index"], env, task, item["numbers"]))
 
     # -- what people see
 

@@ -1,8 +1,9 @@
-"""A group: the episodes of one task that are compared, from dispatch to its samples."""
+"""A group: the episodes of one task that wait for each other, from dispatch to their samples."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import verifiers.v1 as vf
 
@@ -11,30 +12,73 @@ from braidrl.orchestrator.train.samples import Flattened
 from braidrl.transport.types import TrainingSample
 
 
-@dataclass(eq=False)
-class Group:
-    """One dispatched task of one source."""
+@dataclass(frozen=True)
+class Work:
+    """A group that is yet to be dispatched."""
 
-    index: int
-    """Number of its dispatch in the run: its place in batches, and the root of its seeds."""
+    index: int | None
+    """Number of the dispatch that it belongs to; None: a new one."""
     env: TrainEnv
     task: vf.Task
+    numbers: Sequence[int]
+    """Its episodes."""
+
+    @classmethod
+    def of_task(cls, index: int, env: TrainEnv, task: vf.Task) -> list["Work"]:
+        """All of a task's episodes: together where an algorithm waits for siblings, else each by itself."""
+        whole = range(env.source.group_size)
+        alone = env.algorithm.barrier == "episode"
+        return [cls(index, env, task, numbers) for numbers in ([(n,) for n in whole] if alone else [whole])]
+
+    def record(self) -> dict[str, Any]:
+        """What a checkpoint says of it."""
+        return {
+            "index": self.index,
+            "env": self.env.name,
+            "task": self.task.data.idx,
+            "numbers": list(self.numbers),
+        }
+
+
+@dataclass(eq=False)
+class Group:
+    """Episodes of one dispatched task that wait for each other."""
+
+    index: int
+    """Number of the task's dispatch in the run: its place in batches, and the root of its seeds."""
+    env: TrainEnv
+    task: vf.Task
+    numbers: Sequence[int]
+    """Its episodes, by their number among all those of the dispatch, in order."""
     finished: dict[int, Finished] = field(default_factory=dict)
-    """Episodes that ended, by their number in the group."""
+    """Episodes that ended, by number."""
     running: dict[int, asyncio.Task] = field(default_factory=dict)
-    """Episodes in flight, by their number in the group."""
+    """Episodes in flight, by number."""
     versions: dict[int, int] = field(default_factory=dict)
     """Policy version at the dispatch of each episode."""
+    credited: set[str] = field(default_factory=set)
+    """Ids of the episodes that were scored with a batch."""
     used: bool = False
     """Whether a trace of it was in a batch."""
 
     @property
     def id(self) -> str:
+        """Name of the dispatch: episodes of one task have it in common, whether or not they wait for each other."""
         return f"{self.env.name}-{self.index:06d}"
 
     @property
+    def place(self) -> tuple[int, int]:
+        """What orders groups by dispatch, and tells them apart."""
+        return self.index, self.numbers[0]
+
+    @property
+    def work(self) -> Work:
+        """What dispatches it once more."""
+        return Work(self.index, self.env, self.task, self.numbers)
+
+    @property
     def size(self) -> int:
-        return self.env.source.group_size
+        return len(self.numbers)
 
     @property
     def expected(self) -> float:

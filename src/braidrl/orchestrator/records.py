@@ -36,7 +36,7 @@ def episode_record(
 
 def group_records(ended: Iterable[tuple[Group, str]], step: int) -> Iterable[dict[str, Any]]:
     """The records of groups that ended, in dispatch order."""
-    for group, outcome in sorted(ended, key=lambda pair: pair[0].index):
+    for group, outcome in sorted(ended, key=lambda pair: pair[0].place):
         for _, finished in sorted(group.finished.items()):
             yield episode_record(finished, env=group.env.name, step=step, outcome=outcome, group=group.id)
 

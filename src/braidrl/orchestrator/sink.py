@@ -101,26 +101,29 @@ class Sink:
             self.signal.failed(finished.error)
 
     async def complete(self, group: Group) -> None:
-        """Score a group whose last episode has ended, and buffer what trains.
+        """Score a group whose last episode has ended, and buffer what trains. Of a group with too few survivors
+        only signal counts that needs no siblings: observations, say.
 
         Raises `NoSignalError` when no group has had any signal for too long.
         """
         eligible = [len(_eligible(finished)) for finished in group.finished.values()]
         survivors = sum(count > 0 for count in eligible)
+        enough = survivors >= group.env.needed
+        waits = group.waits_for_batch and enough
         group.env.yields.observe(survivors, sum(eligible))
         traces: list[ReadyTrace] = []
-        if survivors >= group.env.needed:
+        if survivors:
             await self._score(group.env.algorithm, "score_group", group.episodes, f"group {group.id}")
             traces = self._flatten(group)
-            if not group.waits_for_batch:
-                self._drop_zero_signal(traces)
+        if not waits:
+            self._drop_zero_signal(traces)
         group.env.curriculum.observe(group.episodes)
         signal = any(trace.samples for trace in traces)
-        outcome = "signal" if signal else "no_signal" if survivors >= group.env.needed else "too_few"
+        outcome = "too_few" if not enough else "signal" if signal else "no_signal"
         self.discard(group, outcome)
-        if not (signal and group.waits_for_batch):
-            self.signal.group(group.size, outcome)
-        if self.config.constant_trainer_batch_size:
+        if not (signal and waits):
+            self.signal.group(group.size, "signal" if signal else outcome)
+        if self.config.constant_trainer_batch_size or not enough:
             traces = [trace for trace in traces if trace.samples]
         self.ready += traces
 
@@ -174,7 +177,7 @@ class Sink:
         """The batch of `step` when it is full; one without any signal is skipped, and collecting goes on."""
         size = self.config.batch_size
         while len(self.ready) >= size:
-            self.ready.sort(key=lambda trace: trace.group.index)
+            self.ready.sort(key=lambda trace: trace.group.place)
             batch, self.ready = Batch(step, self.ready[:size]), self.ready[size:]
             for trace in batch.traces:
                 trace.group.used = True
@@ -186,8 +189,7 @@ class Sink:
 
     async def credit(self, batch: Batch) -> bool:
         """Let the algorithms that wait for a whole batch score their part of it, and drop what then carries no
-        signal; False if nothing is left, and the batch is skipped. An episode whose traces lie in two batches is
-        in both.
+        signal; False if nothing is left, and the batch is skipped.
 
         Raises `NoSignalError` when no batch has had any signal for too long.
         """
@@ -196,9 +198,7 @@ class Sink:
             if trace.group.waits_for_batch:
                 waiting.setdefault(trace.group.env, []).append(trace)
         for env, traces in waiting.items():
-            episodes = {trace.episode.id: trace.episode for trace in traces}
-            what = f"the batch of step {batch.step}"
-            await self._score(env.algorithm, "score_batch", list(episodes.values()), what)
+            await self._score_batch(env.algorithm, traces, batch.step)
             for trace in traces:
                 flat = trace.cut()
                 del flat.refused["too_long"]  # was counted when the group was complete
@@ -213,6 +213,15 @@ class Sink:
             self._skip(batch)
         return signal
 
+    async def _score_batch(self, algorithm: Algorithm, traces: list[ReadyTrace], step: int) -> None:
+        """Score the episodes of these traces, but for those that an earlier batch held a trace of."""
+        first = {trace.episode.id: trace for trace in traces if trace.episode.id not in trace.group.credited}
+        for episode_id, trace in first.items():
+            trace.group.credited.add(episode_id)
+        if first:
+            episodes = [trace.episode for trace in first.values()]
+            await self._score(algorithm, "score_batch", episodes, f"the batch of step {step}")
+
     def _skip(self, batch: Batch) -> None:
         self.metrics.counts["batches/skipped"] += 1
         logger.warning("step %d: no trace of a whole batch carries signal; it is skipped", batch.step)
@@ -224,9 +233,9 @@ class Sink:
             return []
         self.ready = [trace for trace in self.ready if trace.staleness(step) <= self.max_staleness]
         self.metrics.counts["traces/stale"] += len(stale)
-        left = {trace.group.index for trace in self.ready}
-        groups = {trace.group.index: trace.group for trace in stale}
-        return [group for index, group in sorted(groups.items()) if not group.used and index not in left]
+        left = {trace.group for trace in self.ready}
+        groups = {trace.group for trace in stale if not trace.group.used} - left
+        return sorted(groups, key=lambda group: group.place)
 
 
 def _eligible(finished: Finished) -> list[Trace]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from verifiers.v1 import Episode, Trace
 
 from braidrl.orchestrator.train.algo.base import Algorithm
-from braidrl.orchestrator.train.replay import score_group
+from braidrl.orchestrator.train.replay import score_batch
 from braidrl.orchestrator.train.samples import CE, flatten_trace
 from braidrl.testing.episodes import episode, trace
 
@@ -84,11 +84,21 @@ def check_group_of_one(make: Make, agents: Sequence[str] = ("agent",)) -> None:
 
 
 def check_failed_siblings(make: Make, agents: Sequence[str] = ("agent",)) -> None:
-    """A failed episode counts in no baseline and gets no advantage; nor does anything fail where all failed."""
-    _unmoved_by(
-        make, agents, [episode(*_cast(HUGE, agents, ok=False)), episode(*_cast(HUGE, agents), ok=False)]
-    )
-    _score(make, [episode(*_cast(1.0, agents, ok=False)) for _ in range(2)])
+    """A failed episode counts in no baseline and gets no advantage, and who is left alone is a group of one; nor does
+    anything fail where all failed."""
+
+    def failed() -> list[Episode]:
+        return [episode(*_cast(HUGE, agents, ok=False)), episode(*_cast(HUGE, agents), ok=False)]
+
+    _unmoved_by(make, agents, failed())
+    _score(make, failed())
+    left = episode(*_cast(1.0, agents))
+    algorithm = _score(make, [*failed(), left])
+    if algorithm.config.needs_group:
+        _require(
+            not any(_advantages([left])),
+            f"the only one that did not fail has the advantages {_advantages([left])}",
+        )
 
 
 def check_unusable_rewards(make: Make, agents: Sequence[str] = ("agent",)) -> None:
@@ -125,7 +135,19 @@ def check_state_round_trip(make: Make, agents: Sequence[str] = ("agent",)) -> No
     _require(kept.state_dict() == resumed.state_dict(), "an algorithm that was resumed ends in another state")
 
 
+def check_barrier(make: Make, agents: Sequence[str] = ("agent",)) -> None:
+    """The config class declares what its algorithm waits for, for those who read configs alone."""
+    algorithm = make()
+    config = type(algorithm.config)
+    _require(
+        config.barrier == algorithm.barrier,
+        f"{config.__name__}.barrier is {config.barrier!r}, but the widest hook of {type(algorithm).__name__} is "
+        f"score_{algorithm.barrier}",
+    )
+
+
 CHECKS = (
+    check_barrier,
     check_alignment,
     check_permutation,
     check_group_of_one,
@@ -180,7 +202,7 @@ def _score(make: Make, episodes: list[Episode]) -> Algorithm:
         algorithm = make()
         await algorithm.setup()
         try:
-            await score_group(algorithm, episodes)
+            await score_batch(algorithm, episodes)
         finally:
             await algorithm.close()
         return algorithm

@@ -30,6 +30,8 @@ class RecordedGroup:
     source: str
     """Name of the training source."""
     id: str
+    step: int
+    """For which its first episode ended; 0 where the record does not say."""
     episodes: list[Episode]
 
     @property
@@ -81,17 +83,17 @@ class Replay:
         }
 
 
-async def score_group(algorithm: Algorithm, episodes: Sequence[Episode]) -> None:
-    """Let an algorithm score the episodes of one group, as the pipeline does; where it waits for a batch, the group is
-    the batch."""
-    for episode in episodes:
-        if eligible_traces([episode]):
+async def score_batch(algorithm: Algorithm, *groups: Sequence[Episode]) -> None:
+    """Let an algorithm score the episodes of groups that train in one step, as the pipeline does."""
+    batch: list[Episode] = []
+    for episodes in groups:
+        eligible = [episode for episode in episodes if eligible_traces([episode])]
+        for episode in eligible:
             await algorithm.finalize_episode(episode)
-    await algorithm.score_group(list(episodes))
-    if algorithm.barrier == "batch" and (
-        whole := [played for played in episodes if eligible_traces([played])]
-    ):
-        await algorithm.score_batch(whole)
+        await algorithm.score_group(list(episodes))
+        batch += eligible
+    if algorithm.barrier == "batch" and batch:
+        await algorithm.score_batch(batch)
 
 
 def read_groups(path: Path) -> list[RecordedGroup]:
@@ -104,28 +106,33 @@ def read_groups(path: Path) -> list[RecordedGroup]:
         ValueError: nothing is recorded there, or a line that is no episode.
     """
     groups: dict[tuple[str, str], RecordedGroup] = {}
-    for source, episode in _read(path):
+    for source, step, episode in _read(path):
         name = episode.group.id if episode.group else episode.id
-        groups.setdefault((source, name), RecordedGroup(source, name, [])).episodes.append(episode)
+        groups.setdefault((source, name), RecordedGroup(source, name, step, [])).episodes.append(episode)
     if not groups:
         raise ValueError(f"{path} holds no recorded episodes; give a run folder, or a file of episodes/train")
     return list(groups.values())
 
 
 async def replay(role: str, config: BaseAlgorithmConfig, groups: list[RecordedGroup]) -> Replay:
-    """Score copies of the groups, those of each source with an algorithm of its own."""
+    """Score copies of the groups, those of each source with an algorithm of its own. The groups that ended for one step
+    are the batch of an algorithm that waits for one."""
+    copies = [
+        replace(group, episodes=[episode.model_copy(deep=True) for episode in group.episodes])
+        for group in groups
+    ]
+    steps: dict[tuple[str, int], list[list[Episode]]] = {}
+    for group in copies:
+        steps.setdefault((group.source, group.step), []).append(group.episodes)
     algorithms: dict[str, Algorithm] = {}
-    scored = Replay(role, config, [])
     async with AsyncExitStack() as stack:
-        for group in groups:
-            if group.source not in algorithms:
-                algorithms[group.source] = make_algorithm(config)
-                stack.push_async_callback(algorithms[group.source].close)
-                await algorithms[group.source].setup()
-            episodes = [episode.model_copy(deep=True) for episode in group.episodes]
-            await score_group(algorithms[group.source], episodes)
-            scored.groups.append(replace(group, episodes=episodes))
-    return scored
+        for (source, _), batch in steps.items():
+            if source not in algorithms:
+                algorithms[source] = make_algorithm(config)
+                stack.push_async_callback(algorithms[source].close)
+                await algorithms[source].setup()
+            await score_batch(algorithms[source], *batch)
+    return Replay(role, config, copies)
 
 
 def advantages_of(trace: Trace) -> Array | None:
@@ -161,15 +168,17 @@ def signal_records(replays: list[Replay]) -> Iterator[dict[str, Any]]:
             yield record
 
 
-def _read(path: Path) -> Iterator[tuple[str, Episode]]:
+def _read(path: Path) -> Iterator[tuple[str, int, Episode]]:
+    """(source, step, episode) of each line."""
     files = sorted((RunFolder(path).train_episodes(0).parent).glob("*.jsonl")) if path.is_dir() else [path]
     for file in files:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     record = msgspec.json.decode(line)
-                    source = record.pop("braid", {}).get("env") or record["env"].get("name") or ""
-                    yield source, episode_of(record)
+                    known = record.pop("braid", {})
+                    source = known.get("env") or record["env"].get("name") or ""
+                    yield source, known.get("step", 0), episode_of(record)
                 except (msgspec.DecodeError, ValueError, KeyError, AttributeError, TypeError) as error:
                     raise ValueError(
                         f"{file}:{number} is no recorded episode ({str(error).splitlines()[0]}); records lie in "

@@ -16,12 +16,14 @@ class Algorithm(Generic[ConfigT]):
 
     - `score_episode`, as each episode arrives: rollout-local work, model calls;
     - `score_group`, when the last episode of a group has arrived: credit relative to siblings;
-    - `score_batch`, when a whole batch is there: credit relative to all that trains with it. The config declares
-      `barrier = "batch"`, so that the pipeline waits for it.
+    - `score_batch`, when a whole batch is there: credit relative to all that trains with it, or that must follow the
+      order of dispatch.
 
-    All annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls
-    `finalize_episode` for every episode, then `score_group`, then `score_batch`. Episodes with errors reach
-    `score_group` as well, so that an algorithm sees its whole group; `eligible_traces` picks what may be compared.
+    The pipeline waits for the widest of the hooks that a class overrides, and for nothing more: its config declares
+    that `barrier` (a narrower one is refused). All hooks annotate the traces in place
+    (`braidrl.orchestrator.train.algo.routing`). The pipeline calls `finalize_episode` for every episode, then
+    `score_group`, then `score_batch`. Episodes with errors reach `score_group` as well, so that an algorithm sees its
+    whole group; `eligible_traces` picks what may be compared.
     """
 
     order_matters: ClassVar[bool] = False
@@ -32,7 +34,7 @@ class Algorithm(Generic[ConfigT]):
     action_loss_type: ActionLossType
     """The loss component that consumes sampled tokens."""
     barrier: Barrier
-    """What the pipeline waits for before it drops what carries no signal."""
+    """What the pipeline waits for before it drops what carries no signal: that of the widest hook."""
     resources: AsyncExitStack
     """Connections and the like that `setup` opens."""
 
@@ -40,12 +42,7 @@ class Algorithm(Generic[ConfigT]):
         self.config = config
         self.clients = clients
         self.action_loss_type = config.action_loss_type
-        self.barrier = config.barrier
-        if type(self).score_batch is not Algorithm.score_batch and self.barrier != "batch":
-            raise TypeError(
-                f"{type(self).__name__} has a score_batch, but {type(config).__name__}.barrier is {self.barrier!r}, so "
-                'that nobody would call it; set barrier: ClassVar[Barrier] = "batch" in the config class'
-            )
+        self.barrier = self._barrier()
         self.resources = AsyncExitStack()
 
     async def setup(self) -> None:
@@ -63,7 +60,11 @@ class Algorithm(Generic[ConfigT]):
 
     async def score_batch(self, episodes: list[Episode]) -> None:
         """Signal relative to all episodes of this environment that train in one optimizer step, in dispatch order.
-        Only traces that count towards the batch are here; afterwards those without signal leave it smaller."""
+
+        An episode comes once and whole, with the first batch that holds one of its traces; those that train in a
+        later batch keep the signal that they get here. What gets too old for any batch never comes. Afterwards the
+        traces without signal leave the batch smaller.
+        """
 
     async def finalize_episode(self, episode: Episode) -> None:
         """Route an arrived episode's sampled tokens to their loss component and score it; an episode without
@@ -85,3 +86,28 @@ class Algorithm(Generic[ConfigT]):
     def metrics(self) -> dict[str, float]:
         """Scalars since the last call, for the step's log line."""
         return {}
+
+    def _barrier(self) -> Barrier:
+        """That of the widest hook that the class overrides.
+
+        Raises `TypeError` where the config class declares a narrower one, or siblings that nothing compares.
+        """
+        barriers: list[Barrier] = ["episode", "group", "batch"]
+        overridden = [
+            barrier
+            for barrier in barriers
+            if getattr(type(self), f"score_{barrier}") is not getattr(Algorithm, f"score_{barrier}")
+        ]
+        widest = overridden[-1] if overridden else "episode"
+        name, config = type(self).__name__, type(self.config)
+        if barriers.index(widest) > barriers.index(config.barrier):
+            raise TypeError(
+                f"{name} has a score_{widest}, but {config.__name__}.barrier is {config.barrier!r}, which does not "
+                f'wait for it; set barrier: ClassVar[Barrier] = "{widest}" in the config class'
+            )
+        if widest == "episode" and config.needs_group:
+            raise TypeError(
+                f"{config.__name__}.needs_group says that {name} compares siblings, but it has neither a score_group "
+                "nor a score_batch that would; write one, or set needs_group: ClassVar[bool] = False"
+            )
+        return widest

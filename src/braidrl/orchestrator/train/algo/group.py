@@ -37,8 +37,9 @@ def rewards_of(attempts: list[Attempt]) -> Array:
     return np.array([attempt.trace.reward for attempt in attempts], dtype=np.float64)
 
 
-class ComparingAlgorithm(Algorithm[ConfigT]):
-    """Credit for whole traces: subclasses say in `credit` how a group's eligible traces compare.
+class CreditingAlgorithm(Algorithm[ConfigT]):
+    """One advantage per trace: subclasses say in `credit` what the eligible traces of a group are worth, and call
+    `assign` from the hook whose timing fits.
 
     Traces with an error, of an untrainable agent, without sampled tokens, or without a finite reward take no
     part, keep no advantage, and are counted. A group of which none is left is no work.
@@ -57,7 +58,8 @@ class ComparingAlgorithm(Algorithm[ConfigT]):
         """f64[N]: one advantage per attempt of a group, in the order of the group's episodes and their
         traces."""
 
-    async def score_group(self, episodes: list[Episode]) -> None:
+    def assign(self, episodes: list[Episode]) -> None:
+        """Credit the traces of each group."""
         for group in groups_by_id(episodes):
             if len(group) == 1 and self.config.needs_group:
                 self.warn_once(
@@ -103,3 +105,10 @@ class ComparingAlgorithm(Algorithm[ConfigT]):
         reasons = [ineligibility(attempt.episode, attempt.trace) for attempt in attempts]
         self.counts.update(f"excluded/{reason}" for reason in reasons if reason)
         return [attempt for attempt, reason in zip(attempts, reasons, strict=True) if reason is None]
+
+
+class ComparingAlgorithm(CreditingAlgorithm[ConfigT]):
+    """One advantage per trace, known when its group is complete."""
+
+    async def score_group(self, episodes: list[Episode]) -> None:
+        self.assign(episodes)
