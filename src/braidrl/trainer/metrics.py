@@ -30,7 +30,7 @@ class MetricSums:
         sums = parallel.all_reduce(torch.stack([self.sums[name] for name in names])).cpu()
         total = dict(zip(names, sums, strict=True))
         for name in names:  # of a component, or of an environment's part of it
-            if name.startswith("masked_mismatch_kl"):
+            if name.startswith("masked_mismatch_kl") and f"un{name}" in total:
                 total[name.removeprefix("masked_")] = total[name] + total[f"un{name}"]
         return reduce_metrics(total)
 
