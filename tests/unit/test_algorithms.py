@@ -4,7 +4,7 @@ import logging
 import math
 import re
 from pathlib import Path
-from typing import get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import pytest
@@ -17,7 +17,7 @@ from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_a
 from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
-from braidrl.orchestrator.train.samples import CE
+from braidrl.orchestrator.train.samples import CE, flatten_trace
 from braidrl.packing import Normalisers, pack
 from braidrl.trainer.forward import to_device
 from braidrl.trainer.rl.components import component_loss
@@ -155,18 +155,31 @@ async def test_plain_grpo_stamps_no_weights() -> None:
     assert all(graph_node.loss_weights is None for graph_node in played.traces[0].nodes)
 
 
-async def test_the_documented_way_to_write_an_algorithm_runs() -> None:
-    class MyAlgorithm(Algorithm):
-        async def score_group(self, episodes):
-            traces = [item for played in episodes for item in played.traces]
-            rewards = torch.tensor([item.reward for item in traces], dtype=torch.float32)
-            advantages = rewards - rewards.mean()
-            for item, advantage in zip(traces, advantages.tolist(), strict=True):
-                assign_advantages(item, advantage)
+async def test_the_way_to_author_an_algorithm_is_that_of_the_document(
+    shared_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its snippet runs with the top-level name changed and the credit filled in that it leaves open, from the
+    registry to the sample that the trainer gets."""
+    text = next((shared_dir / "seeds").glob("000_*")).read_text()
+    (code,) = [code for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL) if "MyAlgorithm" in code]
+    assert code.count("prime_rl.") == 2 and code.count("advantages = ...") == 1
+    scope: dict[str, Any] = {}
+    exec(code.replace("prime_rl.", "braidrl.").replace("= ...", "= rewards - rewards.mean()"), scope)
 
+    class MyAlgoConfig(BaseAlgorithmConfig):
+        type: Literal["my_algo"] = "my_algo"
+
+    monkeypatch.setitem(ALGORITHM_CLASSES, "my_algo", scope["MyAlgorithm"])
+    algorithm = make_algorithm(MyAlgoConfig())
+    assert issubclass(scope["MyAlgorithm"], Algorithm) and algorithm.action_loss_type == "rl"
     episodes = [episode(trace(1.0)), episode(trace(0.0))]
-    await MyAlgorithm(GRPOConfig()).score_group(episodes)
-    assert advantages_of(episodes) == [0.5, -0.5]
+    for played in episodes:
+        await algorithm.finalize_episode(played)
+    await algorithm.score_group(episodes)
+    samples = [
+        sample for played in episodes for sample in flatten_trace(played.traces[0], seq_len=99).samples
+    ]
+    assert [sample.advantages.tolist() for sample in samples] == [[0, 0, *[0.5] * 3], [0, 0, *[-0.5] * 3]]
 
 
 def test_every_algorithm_is_built_from_its_config_and_starts_stateless() -> None:
