@@ -2,7 +2,7 @@
 
 import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
-from verifiers.v1.trace import AgentInfo, TraceTask
+from verifiers.v1.trace import AgentInfo, Error, TraceTask
 
 from braidrl.orchestrator.envs import Finished
 
@@ -31,3 +31,27 @@ def make_episode(
     trace.nodes += [prompt, reply]
     episode = vf.Episode(task=recorded, ok=True, traces=[trace])
     return Finished(key, episode, {trace.id: [[(version, SAMPLED)]]}, 1.0)
+
+
+def make_failure(task: vf.Task, key: str) -> Finished:
+    """An episode that broke."""
+    done = make_episode(task, 0.0, key)
+    done.episode.ok = False
+    done.episode.errors.append(Error(type="EnvError", message="it broke"))
+    return done
+
+
+def observe(finished: Finished) -> Finished:
+    """The same, with an answer of a tool at its end."""
+    nodes = finished.episode.traces[0].nodes
+    answer = vf.ToolMessage(tool_call_id="call", content="answer")
+    nodes.append(MessageNode(parent=1, message=answer, token_ids=[3, 4], mask=[False, False]))
+    return finished
+
+
+def join(finished: Finished, *others: Finished) -> Finished:
+    """One episode of the traces of several."""
+    for other in others:
+        finished.episode.traces += other.episode.traces
+        finished.spans |= other.spans
+    return finished

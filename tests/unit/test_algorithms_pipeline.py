@@ -12,10 +12,12 @@ from aiohttp import web
 from stub_engine import StubEngine
 from stub_trainer import orchestrator_config, run_with_stubs
 
+from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.orchestrator.train.algo.reference import ScoringError
 from braidrl.transport.types import TrainingBatch, TrainingSample
 from braidrl.utils.run_folder import RunFolder
 from tests.unit.fake_teacher import FakeTeacher
+from tests.unit.test_orchestrator import content
 
 
 class ScoringStub(StubEngine):
@@ -30,15 +32,18 @@ class ScoringStub(StubEngine):
 
 
 async def run(model: Path, folder: Path, algos: dict[str, Any], **settings: Any) -> list[TrainingBatch]:
-    """One run with a source for each algorithm, all on the stub taskset."""
+    """One run with a source for each algorithm, all on the stub taskset; `env` sets its keys."""
     renderers.client._max_prompt_len_lock = asyncio.Lock()
+    taskset = {"id": "stub-tasks", **settings.pop("env", {})}
     sources = [
-        {"name": name, "env": {"taskset": {"id": "stub-tasks"}}, "algo": algo} for name, algo in algos.items()
+        {"name": name, "env": {"taskset": taskset}, "algo": algo, "timeout": 60.0}
+        for name, algo in algos.items()
     ]
-    train = {"group_size": 4, "sampling": {"max_tokens": 16}, "source": sources}
+    train = {"group_size": settings.pop("group_size", 4), "sampling": {"max_tokens": 16}, "source": sources}
+    resume_step = settings.pop("resume_step", None)
     async with StubEngine(model=str(model)) as engine:
         config = orchestrator_config(model, folder, engine.url, train=train, **settings)
-        return await run_with_stubs(config)
+        return await run_with_stubs(config, resume_step)
 
 
 def shipped(batches: list[TrainingBatch]) -> dict[str, list[TrainingSample]]:
@@ -87,23 +92,72 @@ async def test_two_frozen_models_of_one_name_are_refused(tiny_model_dir: Path, t
             await run(tiny_model_dir, tmp_path, algos)
 
 
+class FaultyTeacher(FakeTeacher):
+    """Well until the run has started; then every n-th score goes wrong."""
+
+    def __init__(self, fault: str, every: int) -> None:
+        super().__init__()
+        self.fault, self.every, self.scored = fault, every, -1
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        self.scored += request.path != "/tokenize"
+        if self.scored < 1 or self.scored % self.every:
+            return await super().answer(request)
+        match self.fault:
+            case "down":
+                return web.Response(status=503, text="not here")
+            case "slow":
+                await asyncio.sleep(60.0)
+            case "refuses":
+                return web.Response(status=400, text="too long")
+        return web.Response(text="<html>busy</html>")
+
+
+def distil(url: str, **settings: Any) -> dict[str, Any]:
+    return {"distil": {"type": "opd", "teacher": {"name": "teacher", "base_url": url}, **settings}}
+
+
+@pytest.mark.parametrize("fault", ["slow", "refuses", "garbage"])
 async def test_an_episode_whose_teacher_fails_is_recorded_and_left_out(
+    tiny_model_dir: Path, tmp_path: Path, fault: str
+) -> None:
+    async with FaultyTeacher(fault, every=3).serving() as url:
+        batches = await run(tiny_model_dir, tmp_path, distil(url, timeout=2.0), max_steps=1)
+    assert len(batches[0].samples) == 8
+    lines = [json.loads(line) for line in RunFolder(tmp_path).train_episodes(1).read_text().splitlines()]
+    errors = [error["message"] for line in lines for error in line.get("errors", [])]
+    assert errors and all("scoring: the reference 'teacher'" in error for error in errors)
+    failed = {trace["id"] for line in lines if line.get("errors") for trace in line["traces"]}
+    assert len(failed) == len(errors)
+    assert not failed & {sample.trace_id for sample in batches[0].samples}
+
+
+async def test_a_teacher_that_is_down_for_a_moment_costs_no_episode(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    answers = 0
-
-    def every_third(answer: dict[str, Any]) -> Any:
-        nonlocal answers
-        answers += 1
-        return "<html>busy</html>" if answers % 3 == 0 else answer
-
-    async with FakeTeacher(edit=every_third).serving() as url:
-        algos = {"distil": {"type": "opd", "teacher": {"name": "teacher", "base_url": url}}}
-        batches = await run(tiny_model_dir, tmp_path, algos, max_steps=1)
+    async with FaultyTeacher("down", every=3).serving() as url:
+        batches = await run(tiny_model_dir, tmp_path, distil(url), max_steps=1)
     assert len(batches[0].samples) == 8
-    lines = RunFolder(tmp_path).train_episodes(1).read_text().splitlines()
-    errors = [error["message"] for line in lines for error in json.loads(line).get("errors", [])]
-    assert errors and all("scoring: the reference 'teacher'" in error for error in errors)
+    lines = [json.loads(line) for line in RunFolder(tmp_path).train_episodes(1).read_text().splitlines()]
+    assert [line["ok"] for line in lines] == [True] * 8
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("down", r"gave no answer within 2 s \(last seen: .* answered 503: not here\)"),
+        ("slow", "gave no answer within 2 s .*still working on the request"),
+        ("garbage", "gave an answer that cannot be read .*<html>busy"),
+    ],
+)
+async def test_a_teacher_that_is_gone_for_good_ends_the_run_with_the_reason(
+    tiny_model_dir: Path, tmp_path: Path, fault: str, reason: str
+) -> None:
+    async with FaultyTeacher(fault, every=1).serving() as url:
+        with pytest.raises(
+            NoSignalError, match=f"(?s)ScoringError: scoring: the reference 'teacher'.*{reason}"
+        ):
+            await run(tiny_model_dir, tmp_path, distil(url, timeout=2.0), max_empty_batches=1)
 
 
 async def test_a_teacher_that_is_down_ends_the_run_before_it_starts(
@@ -118,8 +172,71 @@ async def test_a_teacher_that_is_down_ends_the_run_before_it_starts(
         await run(tiny_model_dir, tmp_path, {"distil": algo})
 
 
-async def test_baselines_are_in_the_checkpoint(tiny_model_dir: Path, tmp_path: Path) -> None:
-    await run(tiny_model_dir, tmp_path, {"play": {"type": "rae"}}, max_steps=1)
-    state = json.loads(RunFolder(tmp_path).orchestrator_checkpoint(1).read_bytes())
+# -- credit in dispatch order
+
+
+def baseline_of(folder: Path, step: int) -> float:
+    state = json.loads(RunFolder(folder).orchestrator_checkpoint(step).read_bytes())
     (baseline,) = state["envs"]["play"]["algorithm"]["baselines"].values()
-    assert 0 < baseline < 1
+    return baseline
+
+
+def follow(batches: list[TrainingBatch]) -> tuple[list[float], float]:
+    """The advantages of these samples one after another, and the baseline after the last."""
+    baseline, advantages = 0.0, []
+    for sample in (sample for batch in batches for sample in batch.samples):
+        advantages.append(sample.reward - baseline)
+        baseline = 0.95 * baseline + 0.05 * sample.reward
+    return advantages, baseline
+
+
+async def test_baselines_follow_the_order_of_dispatch_whatever_the_timing(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    algos, slow = {"play": {"type": "rae"}}, {"slow_tasks": (0, 2, 4), "seconds": 0.3}
+    quick = await run(tiny_model_dir, tmp_path / "quick", algos, max_steps=3)
+    late = await run(tiny_model_dir, tmp_path / "late", algos, max_steps=3, env=slow)
+    assert [content(batch) for batch in quick] == [content(batch) for batch in late]
+    advantages, baseline = follow(quick)
+    assert [float(s.advantages[-1]) for batch in quick for s in batch.samples] == pytest.approx(advantages)
+    assert baseline_of(tmp_path / "quick", 3) == baseline_of(tmp_path / "late", 3) == pytest.approx(baseline)
+
+
+async def test_baselines_of_four_steps_equal_two_and_two_more(tiny_model_dir: Path, tmp_path: Path) -> None:
+    algos, slow = {"play": {"type": "rae"}}, {"slow_tasks": (0, 5), "seconds": 0.2}
+    whole = await run(tiny_model_dir, tmp_path / "whole", algos, max_steps=4)
+    first = await run(tiny_model_dir, tmp_path / "parts", algos, max_steps=2, env=slow)
+    second = await run(tiny_model_dir, tmp_path / "parts", algos, max_steps=4, resume_step=2)
+    assert [content(batch) for batch in whole] == [content(batch) for batch in first + second]
+    assert baseline_of(tmp_path / "whole", 4) == baseline_of(tmp_path / "parts", 4) != 0
+
+
+async def test_a_checkpoint_of_baselines_holds_the_episodes_of_its_batches_alone(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    settings = {"max_steps": 3, "max_off_policy_steps": 2, "checkpoint": {"interval": 1}}
+    slow = {"slow_tasks": (0, 3), "seconds": 0.3}
+    batches = await run(tiny_model_dir, tmp_path, {"play": {"type": "rae"}}, env=slow, **settings)
+    for step in (1, 2, 3):
+        assert baseline_of(tmp_path, step) == pytest.approx(follow(batches[:step])[1])
+
+
+# -- episodes that do not wait for each other
+
+
+def tokens(batches: list[TrainingBatch]) -> list[tuple[str, list[int]]]:
+    return [(sample.group_id, sample.token_ids.tolist()) for batch in batches for sample in batch.samples]
+
+
+async def test_a_resumed_run_trains_the_episodes_that_were_left_of_a_task(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Tasks of three episodes do not fill a batch of eight, so each checkpoint is in the middle of one."""
+    slow = {"slow_tasks": (0, 2, 4), "seconds": 0.2}
+    async with FakeTeacher().serving() as url:
+        settings = {"algos": distil(url), "group_size": 3}
+        whole = await run(tiny_model_dir, tmp_path / "whole", max_steps=4, env=slow, **settings)
+        first = await run(tiny_model_dir, tmp_path / "parts", max_steps=2, **settings)
+        second = await run(tiny_model_dir, tmp_path / "parts", max_steps=4, resume_step=2, **settings)
+    assert tokens(whole) == tokens(first + second)
+    assert [group for group, _ in tokens(whole)] == [f"distil-{number // 3:06d}" for number in range(32)]

@@ -15,7 +15,7 @@ from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.sink import Sink
-from tests.stub_episodes import make_episode
+from tests.stub_episodes import make_episode, make_failure
 from tests.stub_trainer import orchestrator_config
 
 
@@ -26,6 +26,8 @@ class ManualEnv(TrainEnv):
     open: dict[str, asyncio.Future]
     rewards: dict[str, tuple[float, float]]
     """Rewards of the groups that do not alternate."""
+    broken: set[str]
+    """Groups whose episodes fail."""
 
     async def run(self, task: vf.Task, key: str) -> Finished:
         self.started.append(key)
@@ -35,6 +37,8 @@ class ManualEnv(TrainEnv):
         finally:
             del self.open[key]
         group, number = key.split("/")
+        if group in self.broken:
+            return make_failure(task, key)
         return make_episode(task, self.rewards.get(group, (1.0, 0.0))[int(number) % 2], key, version)
 
     def end(self, key: str, version: int = 0) -> None:
@@ -48,7 +52,7 @@ def make_env(**source: Any) -> ManualEnv:
         config,
         Gateway(GatewayConfig(), {}, seed=0, context=64),
     )
-    env.started, env.open, env.rewards = [], {}, {}
+    env.started, env.open, env.rewards, env.broken = [], {}, {}, set()
     return env
 
 
@@ -122,6 +126,18 @@ async def test_groups_without_signal_are_replaced_by_the_next_tasks() -> None:
         await end_all(env)
         batch = await asyncio.wait_for(collecting, 5.0)
         assert [trace.group.index for trace in batch.traces] == [1, 1, 2, 2]
+
+
+async def test_a_group_of_which_all_fail_is_replaced_as_well() -> None:
+    env = make_env()
+    env.broken = {"stub-000001"}
+    async with open_dispatcher(env) as (dispatcher, _):
+        collecting = asyncio.create_task(dispatcher.collect(1))
+        await end_all(env)
+        await end_all(env)
+        batch = await asyncio.wait_for(collecting, 5.0)
+        assert [trace.group.index for trace in batch.traces] == [0, 0, 2, 2]
+        assert dispatcher.idle and not dispatcher.queue  # a failure is no reason to try the same task again
 
 
 async def test_sources_are_chosen_by_weight_and_by_the_seed_alone() -> None:

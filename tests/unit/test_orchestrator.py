@@ -153,6 +153,11 @@ async def test_a_run_that_cannot_learn_stops_with_the_reason(
     ):
         await run_stub(tiny_model_dir, tmp_path, train=train, max_empty_batches=2)
     assert any("no signal in" in line for line in caplog.messages)
+    ended = records(RunFolder(tmp_path).train_episodes(1))
+    assert len(ended) >= 16  # what led there can be read, with its errors
+    assert {bool(record.get("errors") or record["traces"][0].get("errors")) for record in ended} == {
+        behaviour != "constant"
+    }
 
 
 async def test_a_judge_outage_is_not_a_wrong_answer(tiny_model_dir: Path, tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """Offline replay: recorded episodes, scored again without a model."""
 
+import asyncio
 import json
 import math
 from pathlib import Path
@@ -11,8 +12,10 @@ from stub_trainer import run_stub
 from verifiers.v1 import Episode
 
 from braidrl.cli import main
+from braidrl.configs.algorithm import BaseAlgorithmConfig, GRPOConfig, RAEConfig
 from braidrl.orchestrator.records import append_records
-from braidrl.orchestrator.train.replay import read_groups
+from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm
+from braidrl.orchestrator.train.replay import read_groups, replay, signal_records
 from braidrl.transport.types import TrainingBatch
 from tests.unit.episodes import episode, trace
 
@@ -81,10 +84,17 @@ def test_the_signal_of_the_run_is_taken_off(tmp_path: Path) -> None:
     assert (node.advantages, node.loss_weights, node.logprobs) == (None, None, [-0.5] * 3)
 
 
-async def test_a_run_is_scored_as_it_was(tiny_model_dir: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [GRPOConfig(), RAEConfig()], ids=lambda config: config.type)
+async def test_a_run_is_scored_as_it_was(
+    config: BaseAlgorithmConfig, tiny_model_dir: Path, tmp_path: Path
+) -> None:
     """The advantages of a replay are those that the trainer was sent."""
-    batches, _ = await run_stub(tiny_model_dir, tmp_path, max_steps=2)
-    assert await replayed(tmp_path) >= shipped(batches)
+    source = {"name": "stub", "env": {"taskset": {"id": "stub-tasks"}}, "algo": {"type": config.type}}
+    train = {"group_size": 4, "sampling": {"max_tokens": 16}, "source": [source]}
+    batches, _ = await run_stub(tiny_model_dir, tmp_path, max_steps=2, train=train)
+    lines = signal_records([await replay("algo", config, read_groups(tmp_path))])
+    replayed = {(line["trace"], tuple(line["algo"]["advantages"])) for line in lines}
+    assert replayed >= shipped(batches) > set()
 
 
 def shipped(batches: list[TrainingBatch]) -> set[tuple[str, tuple[float, ...]]]:
@@ -94,14 +104,6 @@ def shipped(batches: list[TrainingBatch]) -> set[tuple[str, tuple[float, ...]]]:
         for sample in batch.samples
         if sample.advantages is not None
     }
-
-
-async def replayed(run: Path) -> set[tuple[str, tuple[float, ...]]]:
-    from braidrl.configs.algorithm import GRPOConfig
-    from braidrl.orchestrator.train.replay import replay, signal_records
-
-    lines = signal_records([await replay("algo", GRPOConfig(), read_groups(run))])
-    return {(line["trace"], tuple(line["algo"]["advantages"])) for line in lines}
 
 
 @pytest.mark.parametrize(
@@ -136,3 +138,25 @@ def test_a_file_of_something_else_is_refused(
         assert main(["score", str(path)]) == 2
         error: Any = capsys.readouterr().err
         assert error.startswith("braid score: error: episodes: ") and error.count("\n") == 1
+
+
+def test_the_groups_of_a_step_are_the_batch_of_an_algorithm_that_waits_for_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+
+    class Watches(Algorithm[RAEConfig]):
+        async def score_batch(self, episodes: list[Episode]) -> None:
+            seen.append([played.group.id for played in episodes])
+
+    monkeypatch.setitem(ALGORITHM_CLASSES, "rae", Watches)
+    records = [
+        played.to_record(float_decimals=None) | {"braid": {"env": env, "step": step}}
+        for env, step, name in (("a", 1, "a1"), ("b", 1, "b1"), ("a", 1, "a2"), ("a", 2, "a3"))
+        for played in group(name, 1.0, 0.0)
+    ]
+    append_records(tmp_path / "e.jsonl", records)
+    groups = read_groups(tmp_path / "e.jsonl")
+    replayed = asyncio.run(replay("algo", RAEConfig(), groups))
+    assert seen == [["a1", "a1", "a2", "a2"], ["b1", "b1"], ["a3", "a3"]]
+    assert [recorded.id for recorded in replayed.groups] == ["a1", "b1", "a2", "a3"]

@@ -5,16 +5,17 @@ from typing import Any, ClassVar
 import pytest
 import verifiers.v1 as vf
 
-from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig
+from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig, RAEConfig
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import TrainEnv
 from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.orchestrator.sink import Batch, Sink
-from braidrl.orchestrator.train.algo import Algorithm
+from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
 from braidrl.testing import check_algorithm
-from tests.unit.test_sink import add, credits, make_config, make_env
+from tests.stub_episodes import join, make_episode
+from tests.unit.test_sink import add, credits, fill, make_config, make_env, open_group
 
 
 class CentredConfig(BaseAlgorithmConfig):
@@ -87,6 +88,29 @@ async def test_a_batch_that_turns_out_without_signal_is_skipped_and_not_for_ever
     assert sink.take_metrics()["batches/skipped"] == 1
     with pytest.raises(NoSignalError, match="2 batches' worth"):
         await sink.credit(await next_batch(1))
+
+
+async def test_an_episode_in_two_batches_is_scored_once_with_the_first() -> None:
+    config = make_config(max_off_policy_steps=1)
+    sink, env = Sink(config), make_env(config, group_size=1)
+    env.algorithm = make_algorithm(RAEConfig(decay=0.5))
+    rewards = [[1.0, 0.0, 1.0], [0.0, 1.0, 1.0], [1.0, 1.0]]
+    for index in (1, 2, 0):
+        group = open_group(index, env)
+        played = [make_episode(group.task, reward, f"{index}/0") for reward in rewards[index]]
+        await fill(sink, group, [join(*played)])
+    first, second = sink.take(1), sink.take(2)
+    assert first is not None and second is not None
+    assert [len({trace.group.index for trace in batch.traces}) for batch in (first, second)] == [2, 2]
+    assert await sink.credit(first)
+    assert env.algorithm.state_dict() != {"baselines": {}}
+    assert await sink.credit(second)
+    baseline, expected = 0.0, []
+    for reward in [reward for episode in rewards for reward in episode]:
+        expected.append(reward - baseline)
+        baseline = 0.5 * baseline + 0.5 * reward
+    assert credits(first) + credits(second) == pytest.approx(expected)
+    assert env.algorithm.state_dict()["baselines"] == {"agent": pytest.approx(baseline)}
 
 
 async def test_the_dispatcher_ships_what_was_scored() -> None:

@@ -6,15 +6,17 @@ from typing import Any
 import numpy as np
 import pytest
 import verifiers.v1 as vf
-from verifiers.v1.trace import Error
 
+from braidrl.configs.algorithm import EchoConfig
 from braidrl.configs.orchestrator import GatewayConfig, OrchestratorConfig
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.groups import Group
+from braidrl.orchestrator.records import group_records
 from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.orchestrator.sink import Batch, Sink
-from tests.stub_episodes import SAMPLED, make_episode
+from braidrl.orchestrator.train.algo import make_algorithm
+from tests.stub_episodes import SAMPLED, make_episode, make_failure, observe
 from tests.stub_trainer import orchestrator_config
 
 
@@ -26,13 +28,6 @@ def make_config(**settings: Any) -> OrchestratorConfig:
 def make_env(config: OrchestratorConfig, group_size: int = 2) -> TrainEnv:
     source = config.train.source[0].model_copy(update={"group_size": group_size})
     return TrainEnv(source, config, Gateway(GatewayConfig(), {}, seed=0, context=64))
-
-
-def make_failure(task: vf.Task, key: str) -> Finished:
-    done = make_episode(task, 0.0, key)
-    done.episode.ok = False
-    done.episode.errors.append(Error(type="EnvError", message="it broke"))
-    return done
 
 
 def open_group(index: int, env: TrainEnv) -> Group:
@@ -145,13 +140,47 @@ async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
     assert sink.ended == [(group, "signal")]
 
 
-async def test_a_group_with_too_few_survivors_is_dropped_and_counted() -> None:
-    config = make_config()
+@pytest.mark.parametrize("constant", [True, False])
+async def test_a_group_with_too_few_survivors_is_dropped_and_counted(constant: bool) -> None:
+    config = make_config(constant_trainer_batch_size=constant)
     sink, env = Sink(config), make_env(config)
     group = open_group(0, env)
     await fill(sink, group, [make_episode(group.task, 1.0, "0/0"), make_failure(group.task, "0/1")])
     assert sink.ready == []
     assert sink.take_metrics()["groups/too_few"] == 1
+
+
+@pytest.mark.parametrize("constant", [True, False])
+async def test_the_last_survivor_of_a_group_still_trains_its_observations(constant: bool) -> None:
+    config = make_config(constant_trainer_batch_size=constant, max_empty_batches=1)
+    sink, env = Sink(config), make_env(config)
+    echo = EchoConfig()
+    env.source, env.algorithm = env.source.model_copy(update={"algo": echo}), make_algorithm(echo)
+    for index in range(4):  # four episodes without signal would end the run
+        group = open_group(index, env)
+        alone = observe(make_episode(group.task, 1.0, f"{index}/0"))
+        await fill(sink, group, [alone, make_failure(group.task, f"{index}/1")])
+    assert [outcome for _, outcome in sink.ended] == ["too_few"] * 4
+    batch = sink.take(1)
+    assert batch is not None
+    for sample in batch.training_batch.samples:
+        assert sample.ce_weights is not None and sample.ce_weights.tolist()[-2:] == pytest.approx([0.1, 0.1])
+        assert sample.rl_weights is not None and not sample.rl_weights.any()
+
+
+async def test_a_group_of_which_all_fail_is_recorded_and_trains_nothing() -> None:
+    config = make_config(constant_trainer_batch_size=False)
+    sink, env = Sink(config), make_env(config)
+    group = open_group(0, env)
+    await fill(sink, group, [make_failure(group.task, f"0/{number}") for number in range(2)])
+    await add(sink, env, 1, [1.0, 0.0])
+    records = [(record["braid"]["outcome"], record["errors"]) for record in group_records(sink.ended, 1)]
+    assert [outcome for outcome, _ in records] == ["too_few"] * 2 + ["signal"] * 2
+    assert [errors[0]["message"] for _, errors in records[:2]] == ["it broke"] * 2
+    assert {trace.group.index for trace in sink.ready} == {1}
+    assert (env.yields.episodes, env.yields.traces) == (2, 2)
+    metrics = sink.take_metrics()
+    assert (metrics["episodes/failed"], metrics["groups/too_few"], metrics["reward/mean"]) == (2, 1, 0.5)
 
 
 async def test_a_scoring_model_that_fails_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:

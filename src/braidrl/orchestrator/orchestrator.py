@@ -122,7 +122,8 @@ class House:
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
-        """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run."""
+        """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run, and the episodes that
+        led there are recorded."""
         jobs = (self.dispatcher.run(), self.policy.run(), self.dispatcher.heartbeat(self._waits))
         try:
             async with asyncio.TaskGroup() as group:
@@ -131,6 +132,7 @@ class House:
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as error:
+            await self._record(self.sink.shipped + 1)
             raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
