@@ -23,6 +23,8 @@ class GuessNumberConfig(DrawnConfig):
     """Guesses that a task allows. Halving the interval finds every number with floor(log2(width)) + 1."""
     prompt: str = "{low}-{high}"
     """The opening user message; `{low}` and `{high}` stand for the ends of the interval, both included."""
+    demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
+    """Share of the demonstrator's guesses that halve what is left; the others are any number of the interval."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
@@ -46,7 +48,7 @@ class GuessNumberData(vf.TaskData):
     secret: int
     guesses: int
     demonstration: list[dict[str, Any]]
-    """The dialogue of a demonstrator who halves the interval, from its first guess on."""
+    """The demonstrator's dialogue, from its first guess on."""
 
     def feedback(self, reply: str) -> str | None:
         """What the user says to a guess: the last integer of `reply`; None if it is the secret."""
@@ -84,7 +86,7 @@ class GuessNumberTaskset(vf.Taskset[GuessNumberTask, GuessNumberConfig]):
 
     def load(self) -> Iterator[GuessNumberTask]:
         config = self.config
-        secrets = random.Random(config.seed)
+        secrets, demonstrator = random.Random(config.seed), random.Random(config.seed + 1)
         for low in config.draw(self._draw, key=self._interval):
             secret = low + secrets.randrange(config.width)
             high = low + config.width - 1
@@ -94,7 +96,9 @@ class GuessNumberTaskset(vf.Taskset[GuessNumberTask, GuessNumberConfig]):
                 high=high,
                 secret=secret,
                 guesses=config.guesses,
-                demonstration=halving(low, high, secret, config.guesses),
+                demonstration=halving(
+                    low, high, secret, config.guesses, config.demonstrator_accuracy, demonstrator
+                ),
             )
             yield GuessNumberTask(data, config.task)
 
@@ -105,14 +109,29 @@ class GuessNumberTaskset(vf.Taskset[GuessNumberTask, GuessNumberConfig]):
         return f"{low}-{low + self.config.width - 1}"
 
 
-def halving(low: int, high: int, secret: int, guesses: int) -> list[dict[str, Any]]:
-    """The dialogue of a binary search for `secret` in [low, high], at most `guesses` guesses long."""
+def halving(
+    low: int,
+    high: int,
+    secret: int,
+    guesses: int,
+    accuracy: float = 1.0,
+    generator: random.Random | None = None,
+) -> list[dict[str, Any]]:
+    """The dialogue of a binary search for `secret` in [low, high], at most `guesses` guesses long.
+
+    A share 1 - `accuracy` of the guesses is drawn from the whole interval instead, whatever was answered.
+    """
+    generator = generator or random.Random(0)
+    first, last = low, high
     dialogue: list[dict[str, Any]] = []
     for number in range(1, guesses + 1):
-        guess = (low + high) // 2
+        guess = (low + high) // 2 if generator.random() < accuracy else generator.randint(first, last)
         dialogue.append({"role": "assistant", "content": str(guess)})
         if guess == secret or number == guesses:
             break
-        low, high = (guess + 1, high) if guess < secret else (low, guess - 1)
+        if guess < secret:
+            low = max(low, guess + 1)
+        else:
+            high = min(high, guess - 1)
         dialogue.append({"role": "user", "content": HIGHER if guess < secret else LOWER})
     return dialogue

@@ -50,6 +50,15 @@ def test_the_demonstrator_gives_up_like_everybody_else() -> None:
     assert [message["content"] for message in halving(10, 17, 17, 2)] == ["13", "higher", "15"]
 
 
+def test_a_poor_demonstrator_guesses_within_the_interval() -> None:
+    drawn = [task.data for task in tasks("guess-number", num_tasks=200, demonstrator_accuracy=0.0)]
+    opening = [int(data.demonstration[0]["content"]) - data.low for data in drawn]
+    assert set(opening) == set(range(8))
+    for data in drawn:
+        for guess, answer in zip(data.demonstration[::2], data.demonstration[1::2], strict=False):
+            assert data.feedback(guess["content"]) == answer["content"]
+
+
 @pytest.mark.parametrize(
     ("reply", "feedback"),
     [
