@@ -6,14 +6,19 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
+from braidrl.configs.algorithm import Aggregation, GRPOConfig
 from braidrl.monitors.metrics import NONFINITE, MetricsWriter, read_metrics
+from braidrl.orchestrator.train.algo import make_algorithm
+from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.transport.rollouts import BatchReader, BatchWriter
-from braidrl.transport.types import TrainingBatch, TrainingSample
+from braidrl.transport.types import TrainingBatch, TrainingSample, encode
 from braidrl.transport.weights import forget_weights_before, publish_weights
 from braidrl.utils.run_folder import RunFolder
+from tests.unit.episodes import episode, trace
 
 
 def batch(step: int = 1) -> TrainingBatch:
@@ -52,6 +57,26 @@ def test_a_wait_has_a_heartbeat_and_a_deadline_that_says_where_to_look(run, capl
         BatchReader(run).receive(2, timeout=0.3, heartbeat=0.1)
     assert time.monotonic() - start < 5
     assert "waiting for the batch of step 2" in caplog.messages[0]
+
+
+@pytest.mark.parametrize(("aggregation", "more"), [("token", set()), ("prompt", {"rl_weights"})])
+async def test_grpo_sends_weights_only_where_its_tokens_weigh_unlike(
+    aggregation: Aggregation, more: set[str]
+) -> None:
+    """Read from the bytes: absent streams have no key, not an empty value."""
+    algorithm = make_algorithm(GRPOConfig(loss_aggregation=aggregation))
+    episodes = [episode(trace(reward)) for reward in (1.0, 0.0)]
+    for played in episodes:
+        await algorithm.finalize_episode(played)
+    await algorithm.score_group(episodes)
+    flat = [flatten_trace(played.traces[0], seq_len=64, env="math").samples[0] for played in episodes]
+    samples = [kept for sample in flat if (kept := drop_zero_signal(sample)) is not None]
+    sent = msgspec.msgpack.decode(encode(TrainingBatch(step=1, samples=samples)))["samples"]
+    for sample in sent:
+        arrays = {name for name, value in sample.items() if isinstance(value, msgspec.msgpack.Ext)}
+        assert arrays == {"token_ids", "mask", "sampling_logprobs", "advantages"} | more
+        assert None not in sample.values()
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize("damage", ["cut", "zeros", "other"])
