@@ -5,7 +5,7 @@ import logging
 import signal
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.resolve import resolve_environments
@@ -132,7 +132,8 @@ class House:
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as error:
-            await self._record(self.sink.shipped + 1)
+            with suppress(OSError):  # what ended the run matters more
+                await self._record(self.sink.shipped + 1)
             raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
