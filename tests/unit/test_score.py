@@ -3,6 +3,7 @@
 import asyncio
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +32,14 @@ def group(name: str, *rewards: float | None) -> list[Episode]:
     return [episode(trace(reward), group=name) for reward in rewards]
 
 
-def rows(text: str) -> dict[str, list[str]]:
-    """Cells of the table lines, by their second one (a group's id)."""
-    cells = [[cell for cell in line.split("  ") if cell] for line in text.splitlines()]
-    return {line[1].strip(): [cell.strip() for cell in line[2:]] for line in cells if len(line) > 2}
+def rows(text: str) -> dict[str, dict[str, list[str]]]:
+    """The lines of each group that is shown, by name, as cells."""
+    shown: dict[str, dict[str, list[str]]] = {}
+    for block in text.split("\n\n"):
+        title, *lines = block.splitlines()
+        cells = [re.split(r"  +", line.strip()) for line in lines if line.startswith("  ")]
+        shown[title] = {name: values for name, *values in cells}
+    return shown
 
 
 def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,14 +48,18 @@ def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     flags = ["--algo.type", "max_rl", "--against.type", "grpo", "--output", str(output)]
     assert main(["score", str(path), *flags]) == 0
     text = capsys.readouterr().out
-    assert rows(text)["a"] == ["1 0 0 0", "+3 -1 -1 -1", "+0.75 -0.25 -0.25 -0.25"]
-    assert rows(text)["b"] == ["0.5 0.5", "+0 +0", "+0 +0"]
-    summary = [line.split() for line in text.splitlines() if line.startswith(("algo:", "against:"))]
-    assert [line[2:5] for line in summary] == [
-        ["2", "50.0%", "1"],
-        ["2", "50.0%", "0.25"],
-    ]  # sums of |A| over 6
-    assert "over 18 sampled tokens: 1.0000" in text
+    assert rows(text)["sums a"] == {
+        "reward": ["1", "0", "0", "0"],
+        "algo: max_rl": ["+3", "-1", "-1", "-1"],
+        "against: grpo": ["+0.75", "-0.25", "-0.25", "-0.25"],
+    }
+    assert rows(text)["sums b"]["algo: max_rl"] == ["0", "0"]
+    summary = [re.split(r"  +", line) for line in text.splitlines() if line.startswith(("algo:", "against:"))]
+    assert summary == [  # mean of |A| over 6 traces of 3 tokens, 12 of which have some
+        ["algo: max_rl", "2", "50.0%", "1", "12", "0"],
+        ["against: grpo", "2", "50.0%", "0.25", "12", "0"],
+    ]
+    assert "of 18 sampled tokens: correlation 1.0000, the same sign on 100.0%" in text
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(lines) == 6
     assert lines[0]["algo"] == {"type": "max_rl", "advantages": [0, 0, 3, 3, 3]}
@@ -58,12 +67,71 @@ def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (lines[0]["group"], lines[0]["token_ids"], lines[0]["reward"]) == ("a", [10, 11, 10, 11, 12], 1.0)
 
 
+def test_what_is_predicted_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of an ECHO trace the observation tokens and their weight; a group without advantage still trains them."""
+    talks = [("user", 2), ("assistant", 3), ("tool", 4), ("assistant", 1)]
+    played = [episode(trace(1.0, roles), group="sums-1") for roles in (talks, talks[:2])]
+    path = record(tmp_path / "e.jsonl", *played)
+    assert main(["score", str(path), "--algo.type", "echo", "--against.type", "grpo"]) == 0
+    text = capsys.readouterr().out
+    assert rows(text)["sums-1"] == {
+        "reward": ["1", "1"],
+        "algo: echo": ["0", "0"],
+        "ce weights": ["4 x 0.1", "-"],
+        "against: grpo": ["0", "0"],
+    }
+    assert "echo     1       0.0%            0                    0          4" in text
+    assert "no correlation, for one of them never varies" in text
+
+
+def test_weights_within_the_rl_loss_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two settings with the same advantages differ in what they train, and in their signal."""
+    long = [("user", 2), ("assistant", 9)]
+    path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0))
+    record(path, episode(trace(1.0, long), group="b"), episode(trace(0.0, long), group="b"))
+    flags = ["--algo.loss_aggregation", "prompt", "--against.type", "grpo"]
+    assert main(["score", str(path), *flags]) == 0
+    text = capsys.readouterr().out
+    assert rows(text)["sums a"]["rl weights"] == ["3 x 0.167", "3 x 0.167"]
+    assert rows(text)["sums b"]["rl weights"] == ["9 x 0.0556", "9 x 0.0556"]
+    assert rows(text)["sums b"]["algo: grpo"] == rows(text)["sums b"]["against: grpo"] == ["+0.5", "-0.5"]
+    assert "of 24 sampled tokens: correlation 0.8660, the same sign on 100.0%" in text  # sqrt(3) / 2
+
+
+def test_agents_and_what_is_left_out_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hands = [
+        episode(trace(reward, agent="player0"), trace(-reward, agent="player1"), group="sums-1")
+        for reward in (1.0, 2.0)
+    ]
+    hands[1].traces[1].agent.trainable = False
+    assert main(["score", str(record(tmp_path / "e.jsonl", *hands)), "--algo.type", "rae"]) == 0
+    assert rows(capsys.readouterr().out)["sums-1"] == {
+        "agent": ["player0", "player1"] * 2,
+        "reward": ["1", "-1", "2", "-2"],
+        "left out": ["not_trainable"],
+        "algo: rae": ["+1", "-1", "+1.95", "-"],
+    }
+
+
+def test_a_long_record_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = record(
+        tmp_path / "e.jsonl", *(played for number in range(7) for played in group(f"sums-{number}", 1, 0))
+    )
+    for show, numbers in ((3, [0, 3, 6]), (1, [0]), (0, []), (9, range(7))):
+        assert main(["score", str(path), "--show", str(show)]) == 0
+        text = capsys.readouterr().out
+        assert re.findall(r"^sums-(\d)$", text, re.MULTILINE) == [str(number) for number in numbers]
+        assert (f"{show} of 7 groups, evenly spread; --show 7 prints all." in text) == (0 < show < 7)
+        assert "algo: grpo  7 " in text
+
+
 def test_each_source_has_an_algorithm_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, 1.0))
     record(path, *group("b", 1.0), env="poker")
     assert main(["score", str(path), "--algo.type", "rae", "--algo.decay", "0.5"]) == 0
     text = capsys.readouterr().out
-    assert (rows(text)["a"][1], rows(text)["b"][1]) == ("+1 +0.5", "+1")
+    assert rows(text)["sums a"]["algo: rae"] == ["+1", "+0.5"]
+    assert rows(text)["poker b"]["algo: rae"] == ["+1"]
     assert main(["score", str(path), "--source", "poker"]) == 0
     assert "sums" not in capsys.readouterr().out
 
@@ -72,7 +140,10 @@ def test_traces_that_cannot_be_compared_stay_out(tmp_path: Path, capsys: pytest.
     failed = episode(trace(1.0, ok=False), group="a")
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, math.nan, math.inf, None, 0.0), failed)
     assert main(["score", str(path)]) == 0
-    assert rows(capsys.readouterr().out)["a"][1] == "+0.5 - - - -0.5 -"
+    shown = rows(capsys.readouterr().out)["sums a"]
+    assert shown["reward"] == ["1", "nan", "nan", "0", "0", "1"]
+    assert shown["left out"] == ["nonfinite_reward", "nonfinite_reward", "no_reward", "error"]
+    assert shown["algo: grpo"] == ["+0.5", "-", "-", "-", "-0.5", "-"]
 
 
 def test_the_signal_of_the_run_is_taken_off(tmp_path: Path) -> None:

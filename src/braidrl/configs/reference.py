@@ -80,13 +80,18 @@ def help_text(cls: type[BaseModel], prog: str, hidden: frozenset[str] = frozense
     lines += textwrap.wrap(" ".join((cls.__doc__ or "").split()), WIDTH)
     lines += ["", "keys (in a file, or as flags):", ""]
     for key in keys_of(cls, hidden=hidden):
-        lines.append(
-            f"  --{key.path} {key.type}  " + ("(required)" if key.default is None else f"= {key.default}")
-        )
-        lines += textwrap.wrap(
-            key.description, WIDTH, initial_indent=" " * INDENT, subsequent_indent=" " * INDENT
-        )
+        lines += key_lines(key, "--")
     return "\n".join(lines)
+
+
+def key_lines(key: Key, dashes: str = "") -> list[str]:
+    """A key with its type and default, and below it what it means."""
+    default = "(required)" if key.default is None else f"= {key.default}"
+    indent = " " * INDENT
+    return [
+        f"  {dashes}{key.path} {key.type}  {default}",
+        *textwrap.wrap(key.description, WIDTH, initial_indent=indent, subsequent_indent=indent),
+    ]
 
 
 def _is_model(annotation: Any) -> bool:

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from pydantic import field_validator
+from pydantic import Field, field_validator
 
 from braidrl.configs.algorithm import GRPOConfig
 from braidrl.configs.base import BaseConfig
@@ -21,6 +21,8 @@ class ScoreConfig(BaseConfig):
     """The algorithm."""
     against: InstalledAlgorithmConfig | None = None
     """A second one, to compare it with."""
+    show: int = Field(10, ge=0)
+    """Most groups that are printed, evenly spread over the record; the summary is of all."""
     output: Path | None = None
     """New JSONL file for the signals of every token, one line a trainable branch."""
 

@@ -11,15 +11,15 @@ from braidrl.configs.errors import ConfigError
 from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
 
 FILES = {
-    "pyproject.toml": "pyproject.toml",
-    "README.md": "README.md",
-    "rl.toml": "rl.toml",
-    "init.py": "$module/__init__.py",
-    "config.py": "$module/config.py",
-    "algorithm.py": "$module/algorithm.py",
-    "test.py": "tests/test_$name.py",
+    "algorithm.py": ("$module/algorithm.py", "the algorithm: edit this"),
+    "config.py": ("$module/config.py", "its parameters, and what Braid should know of it"),
+    "init.py": ("$module/__init__.py", ""),
+    "test.py": ("tests/test_$name.py", "a worked case, and the checks that every algorithm passes"),
+    "rl.toml": ("rl.toml", "a run that uses it"),
+    "README.md": ("README.md", ""),
+    "pyproject.toml": ("pyproject.toml", ""),
 }
-"""Where each template goes."""
+"""Where each template goes, and what the user is told of it."""
 
 
 def main(args: list[str]) -> int:
@@ -31,9 +31,18 @@ def main(args: list[str]) -> int:
     check_name(name)
     distribution = f"braid-{name.replace('_', '-')}"
     folder = options.folder or Path(distribution)
-    write_package(folder, name, distribution)
+    written = write_package(folder, name, distribution)
+    width = max(map(len, map(str, written)))
+    lines = [f"  {str(path).ljust(width)}  {told}" for path, told in written.items() if told]
+    steps = (
+        f"pip install -e {folder}",
+        f"python -m pytest {folder}",
+        f"braid rl @ {folder}/rl.toml --dry-run",
+    )
     print(
-        f"{folder}: edit braid_{name}/algorithm.py, then `pip install -e {folder}` and `python -m pytest {folder}`"
+        "\n".join(
+            [f"{folder} is a package that works as it stands:", *lines, "next:", *(f"  {s}" for s in steps)]
+        )
     )
     return 0
 
@@ -47,8 +56,9 @@ def check_name(name: str) -> None:
         raise ConfigError("NAME", f"{name!r} is an algorithm of {owner} already; choose another name")
 
 
-def write_package(folder: Path, name: str, distribution: str) -> None:
-    """Fill in the templates. Raises `ConfigError` where something would be overwritten."""
+def write_package(folder: Path, name: str, distribution: str) -> dict[Path, str]:
+    """Fill in the templates; returns the files in `folder`, with what to tell of each. Raises `ConfigError` where
+    something would be overwritten."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--folder", f"{folder} exists and is not empty; name a new folder")
     words = {
@@ -58,7 +68,10 @@ def write_package(folder: Path, name: str, distribution: str) -> None:
         "title": "".join(part.capitalize() for part in name.split("_")),
     }
     templates = files("braidrl") / "templates" / "algorithm"
-    for template, target in FILES.items():
-        path = folder / Template(target).substitute(words)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(Template((templates / f"{template}.txt").read_text()).substitute(words))
+    written: dict[Path, str] = {}
+    for template, (target, told) in FILES.items():
+        path = Path(Template(target).substitute(words))
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(Template((templates / f"{template}.txt").read_text()).substitute(words))
+        written[path] = told
+    return written

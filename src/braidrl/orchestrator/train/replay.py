@@ -9,13 +9,14 @@ from typing import Any
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 from verifiers.v1 import Episode, Trace, WireEpisode
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import Array
 from braidrl.orchestrator.train.algo.routing import eligible_traces, num_trainable_tokens, trainable_nodes
-from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
+from braidrl.orchestrator.train.samples import RL, drop_zero_signal, flatten_trace
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 
@@ -63,24 +64,31 @@ class Replay:
 
     def token_advantages(self) -> Array:
         """f64[N]: of every sampled token of every comparable trace, 0 where there is none."""
-        traces = [trace for group in self.groups for trace in eligible_traces(group.episodes)]
-        found = [(advantages_of(trace), num_trainable_tokens(trace)) for trace in traces]
+        found = [(advantages_of(trace), num_trainable_tokens(trace)) for trace in self._comparable()]
         return np.concatenate([np.zeros(0), *(np.zeros(n) if a is None else a for a, n in found)])
+
+    def token_signal(self) -> Array:
+        """f64[N]: the same, times the token's weight in the rl component."""
+        weights = [weights_of(trace, RL)[sampled_of(trace)] for trace in self._comparable()]
+        return self.token_advantages() * np.concatenate([np.zeros(0), *weights])
 
     def summary(self) -> dict[str, str]:
         """The row of a table."""
         kept = [[drop_zero_signal(sample) for sample in group.samples()] for group in self.groups]
         samples = [sample for group in kept for sample in group if sample is not None]
         ce = sum(np.count_nonzero(sample.ce_weights) for sample in samples if sample.ce_weights is not None)
-        values = self.token_advantages()
+        values, signal = self.token_advantages(), self.token_signal()
         return {
             "algorithm": self.title,
             "groups": str(len(kept)),
             "without signal": f"{sum(not any(group) for group in kept) / len(kept):.1%}",
             "mean |A| of a token": f"{np.abs(values).mean():.4g}" if len(values) else "-",
-            "tokens with A": str(np.count_nonzero(values)),
-            "tokens with ce": str(ce),
+            "rl tokens": str(np.count_nonzero(signal)),
+            "ce tokens": str(ce),
         }
+
+    def _comparable(self) -> list[Trace]:
+        return [trace for group in self.groups for trace in eligible_traces(group.episodes)]
 
 
 async def score_batch(algorithm: Algorithm, *groups: Sequence[Episode]) -> None:
@@ -117,10 +125,7 @@ def read_groups(path: Path) -> list[RecordedGroup]:
 async def replay(role: str, config: BaseAlgorithmConfig, groups: list[RecordedGroup]) -> Replay:
     """Score copies of the groups, those of each source with an algorithm of its own. The groups that ended for one step
     are the batch of an algorithm that waits for one."""
-    copies = [
-        replace(group, episodes=[episode.model_copy(deep=True) for episode in group.episodes])
-        for group in groups
-    ]
+    copies = [replace(group, episodes=[copy_of(episode) for episode in group.episodes]) for group in groups]
     steps: dict[tuple[str, int], list[list[Episode]]] = {}
     for group in copies:
         steps.setdefault((group.source, group.step), []).append(group.episodes)
@@ -133,6 +138,29 @@ async def replay(role: str, config: BaseAlgorithmConfig, groups: list[RecordedGr
                 await algorithms[source].setup()
             await score_batch(algorithms[source], *batch)
     return Replay(role, config, copies)
+
+
+def copy_of(episode: Episode) -> Episode:
+    """An episode with nodes of its own, which is all that an algorithm may write on; the rest is shared."""
+    traces = [
+        trace.model_copy(update={"nodes": [node.model_copy() for node in trace.nodes]})
+        for trace in episode.traces
+    ]
+    return episode.model_copy(update={"traces": traces})
+
+
+def sampled_of(trace: Trace) -> NDArray[np.bool_]:
+    """bool[tokens of the graph], node after node."""
+    return np.array([sampled for node in trace.nodes for sampled in node.mask], dtype=np.bool_)
+
+
+def weights_of(trace: Trace, component: str) -> Array:
+    """f64[tokens of the graph]: their weight in a component, where an algorithm left none 1 for rl and 0 otherwise."""
+    absent = 1.0 if component == RL else 0.0
+    streams = [
+        (node.loss_weights or {}).get(component) or [absent] * len(node.token_ids) for node in trace.nodes
+    ]
+    return np.array([weight for stream in streams for weight in stream], dtype=np.float64)
 
 
 def advantages_of(trace: Trace) -> Array | None:

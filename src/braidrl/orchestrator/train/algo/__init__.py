@@ -5,6 +5,7 @@ import pkgutil
 from typing import Any
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
+from braidrl.configs.faults import tag_of
 from braidrl.orchestrator.train.algo.base import Algorithm
 from braidrl.orchestrator.train.algo.echo import EchoAlgorithm
 from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
@@ -15,7 +16,7 @@ from braidrl.orchestrator.train.algo.opsd import OPSDAlgorithm
 from braidrl.orchestrator.train.algo.rae import RAEAlgorithm
 from braidrl.orchestrator.train.algo.sft import SFTDistillAlgorithm
 
-__all__ = ["ALGORITHM_CLASSES", "Algorithm", "make_algorithm"]
+__all__ = ["ALGORITHM_CLASSES", "Algorithm", "class_of", "make_algorithm"]
 
 ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
     "grpo": GRPOAlgorithm,
@@ -33,21 +34,24 @@ ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
 def make_algorithm(config: BaseAlgorithmConfig, clients: Any = None) -> Algorithm:
     """Build the algorithm of one environment. `clients` reach the live policy; they stay the host's to
     close."""
-    built_in = ALGORITHM_CLASSES.get(config.type)
-    return (built_in or _class_of_package(config))(config, clients)
+    return class_of(type(config))(config, clients)
 
 
-def _class_of_package(config: BaseAlgorithmConfig) -> type[Algorithm]:
+def class_of(config: type[BaseAlgorithmConfig]) -> type[Algorithm]:
+    """The algorithm that a config class is for. Raises `ValueError` where a package names none."""
+    return ALGORITHM_CLASSES.get(str(tag_of(config))) or _class_of_package(config)
+
+
+def _class_of_package(config: type[BaseAlgorithmConfig]) -> type[Algorithm]:
+    path = f"{config.__name__}.algorithm_class = {config.algorithm_class!r}"
     try:
         found = pkgutil.resolve_name(config.algorithm_class)
     except (ImportError, AttributeError, ValueError) as error:
         raise ValueError(
-            f"{type(config).__name__}.algorithm_class = {config.algorithm_class!r} cannot be imported: {error}; "
-            "give `package.module:Class` of the algorithm"
+            f"{path} cannot be imported: {error}; give `package.module:Class` of the algorithm"
         ) from error
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ValueError(
-            f"{type(config).__name__}.algorithm_class = {config.algorithm_class!r} is {found!r}, which is no "
-            "Algorithm; subclass braidrl.orchestrator.train.algo.Algorithm"
+            f"{path} is {found!r}, which is no Algorithm; subclass braidrl.orchestrator.train.algo.Algorithm"
         )
     return found
