@@ -208,7 +208,7 @@ async def test_hierarchical_vectors(vectors) -> None:
 async def test_a_group_of_one(config, expected, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         assert await credited(config, [trace(3.0)]) == [expected]
-    assert ("group_size" in caplog.text) == config.needs_group
+    assert ("group_size" in caplog.text) == (expected == 0.0)
 
 
 ALL = [GRPOConfig(), EchoConfig(), MaxRLConfig(), RAEConfig(), HierarchicalGRPOConfig()]

@@ -25,6 +25,7 @@ from braidrl.packing import Normalisers, pack
 from braidrl.trainer.forward import to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
+from braidrl.transport.types import TrainingBatch, decode_batch, encode
 from tests.unit.episodes import episode, node, trace
 from tests.unit.fake_teacher import FakeTeacher, frozen_source, opd, policy, toy
 from tests.unit.server_helpers import running
@@ -97,6 +98,7 @@ async def test_a_changed_score_changes_the_gradient(tiny_model_dir: Path) -> Non
         assert sample is not None
         assert not sample.rl_weights.any() and sample.advantages is None
         assert sample.ref_kl_weights.tolist() == sample.mask.tolist()
+        (sample,) = decode_batch(encode(TrainingBatch(step=1, samples=[sample]))).samples
         (micro,) = pack([sample], max_tokens=64)
         x = torch.full((int(sample.mask.sum()),), -0.75, requires_grad=True)
         loss, _ = component_loss(

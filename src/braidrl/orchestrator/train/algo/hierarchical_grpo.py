@@ -19,7 +19,7 @@ class HierarchicalGRPOAlgorithm(ComparingAlgorithm[HierarchicalGRPOConfig]):
     Assumes that an episode is one proposed problem and all attempts at it.
 
     Degenerate cases: a trace without another peer (one solver an episode, one proposal a group), and peers
-    with equal rewards, get exactly 0.
+    with equal rewards, get exactly 0; a group in which nobody has a peer is warned about.
     """
 
     def credit(self, attempts: list[Attempt]) -> Array:
@@ -27,6 +27,11 @@ class HierarchicalGRPOAlgorithm(ComparingAlgorithm[HierarchicalGRPOConfig]):
         peers: dict[tuple[str, str], list[int]] = {}
         for index, attempt in enumerate(attempts):
             peers.setdefault(self._circle(attempt), []).append(index)
+        if len(peers) == len(attempts):
+            self.warn_once(
+                "no trace of a group has a peer to be compared with, so all advantages are 0; have several episodes in "
+                "a group (group_size), or several solvers in an episode"
+            )
         for members in peers.values():
             advantages[members] = group_advantages(rewards[members])
         return advantages
