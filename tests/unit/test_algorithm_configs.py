@@ -70,6 +70,13 @@ def test_a_group_without_a_type_is_grpo_for_its_sources_too() -> None:
     assert config.source[1].algo == GRPOConfig(length_weighted_baseline=True, loss_aggregation="prompt")
 
 
+def test_a_frozen_sampler_stays_with_the_algorithm_that_it_is_for() -> None:
+    group = {"type": "sft", "sampling": {"source": FROZEN}}
+    imitate, train_itself = (source.algo for source in train(group, {}, {"type": "grpo"}).source)
+    assert imitate.sampling.source.name == "t"
+    assert train_itself.sampling.source == "policy"
+
+
 def test_blocks_within_the_algorithm_inherit_alike() -> None:
     group = {"type": "grpo", "length_penalty": {"num_turns_weight": 0.5}}
     same = {"length_penalty": {"num_input_tokens_weight": 0.0}}
@@ -147,10 +154,13 @@ def test_rl_losses_of_one_run_aggregate_alike() -> None:
         (["type", "opd", "teacher", "policy"], 'use type = "opsd"'),
         (["type", "sft"], "set sampling.source.name and sampling.source.base_url"),
         (["sampling.source", "polcy"], "'polcy' is neither \"policy\" nor a frozen model"),
+        (["type", "sft", "sampling.source", "policy"], "the policy's own tokens are no target: set sampling"),
+        (["type", "opd", "teacher.name", "t"], "algo.teacher.base_url: is required"),
         (
-            ["sampling.source.name", "t", "sampling.source.base_url", "http://t/v1"],
-            'remove sampling.source, or use type = "sft"',
+            ["type", "opsd", "teacher.name", "t"],
+            "algo.teacher: unknown key",
         ),
+        (["type", "max_rl", "loss_aggregation", "prompt"], "algo.loss_aggregation: unknown key"),
         (["type", "opsd", "template", "x"], "algo.template: the template has no {demonstration}"),
         (["type", "hierarchical_grpo"], "the environment has no agent 'solver', only 'agent'"),
     ],
@@ -165,6 +175,47 @@ def test_what_does_not_fit_is_one_clear_line(
     assert len(lines) == 1
     assert message in lines[0]
     assert lines[0].startswith("braid rl: error: orchestrator.train.")
+
+
+@pytest.mark.parametrize(
+    ("algo", "component"),
+    [
+        *((name, "rl") for name in ("grpo", "max_rl", "rae", "hierarchical_grpo", "echo")),
+        *((name, "ref_kl") for name in ("opd", "opsd")),
+    ],
+)
+def test_a_frozen_model_samples_for_the_ce_loss_alone(
+    algo: str, component: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        MINIMAL + f'algo.type = "{algo}"\nalgo.sampling.source = {{name = "t", base_url = "http://t/v1"}}\n'
+    )
+    text += 'algo.teacher = {name = "t", base_url = "http://t/v1"}\n' if algo == "opd" else ""
+    assert dry_run(tmp_path, text=text) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert error.startswith(
+        "braid rl: error: orchestrator.train.source[0].algo: sampling.source names a frozen model"
+    )
+    assert f"trains the {component} component" in error and 'use type = "sft" to imitate' in error
+
+
+def test_mixed_aggregation_is_one_line_that_names_both_sources(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    second = (
+        '[[orchestrator.train.source]]\nname = "b"\nenv.taskset.id = "reverse-text"\nalgo.type = "max_rl"\n'
+    )
+    text = MINIMAL + 'algo.loss_aggregation = "prompt"\n' + second
+    assert dry_run(tmp_path, text=text) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert 'train.source[1].algo aggregates the rl loss by "token", train.source[0].algo by "prompt"' in error
+    assert "give every source with an rl loss the same loss_aggregation" in error
+
+
+@pytest.mark.parametrize("algo", ["grpo", "max_rl", "rae", "echo", "opsd"])
+def test_a_group_of_one_is_no_error_of_the_configuration(algo: str, tmp_path: Path) -> None:
+    """It is met at run time: there, whoever needs siblings warns, and trains nothing."""
+    assert dry_run(tmp_path, text=MINIMAL + f'group_size = 1\nalgo.type = "{algo}"\n') == 0
 
 
 def test_a_source_shows_its_own_mistake(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
