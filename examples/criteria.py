@@ -46,8 +46,15 @@ def reward_near(
     """The mean held-out reward rose by at least half of what the teacher is ahead."""
     rewards = heldout_rewards(RunFolder(run), source)
     first, last = rewards[0].mean, rewards[-1].mean
-    goal = heldout_rewards(RunFolder(teacher), teacher_source)[-1].mean
+    goal = heldout_rewards(RunFolder(teacher), "heldout")[-1].mean
     return Measure(f"reward, {source} (teacher: {goal:.3f})", first, last, last - first > (goal - first) / 2)
+
+
+def reward_holds(run: Path, source: str) -> Measure:
+    """The mean held-out reward did not fall by more than a tenth."""
+    evaluated = heldout_rewards(RunFolder(run), source)
+    first, last = evaluated[0].mean, evaluated[-1].mean
+    return Measure(f"reward, {source}", first, last, last > 0.9 * first)
 
 
 def halved(run: Path, metric: str) -> Measure:
@@ -122,13 +129,27 @@ def echo(folder: Path) -> list[Measure]:
 
 
 def opd(folder: Path) -> list[Measure]:
-    run, teacher = folder / "outputs" / "opd" / "rl", folder / "outputs" / "grpo" / "rl"
-    return [halved(run, "ref_kl"), reward_near(run, teacher)]
+    outputs = folder / "outputs"
+    return [
+        halved(outputs / "opd" / "rl", "ref_kl"),
+        reward_near(outputs / "opd" / "rl", outputs / "grpo" / "rl"),
+    ]
+
+
+def multi_teacher_opd(folder: Path) -> list[Measure]:
+    outputs = folder / "outputs"
+    run = outputs / "multi_teacher_opd" / "rl"
+    return [
+        halved(run, "ref_kl/env/reverse-text"),
+        halved(run, "ref_kl/env/arithmetic"),
+        reward_near(run, outputs / "grpo" / "rl", "reversing"),
+        reward_near(run, outputs / "max_rl" / "rl", "arithmetic"),
+    ]
 
 
 def opsd(folder: Path) -> list[Measure]:
     run = folder / "outputs" / "opsd" / "rl"
-    return [halved(run, "ref_kl"), reward_up(run)]
+    return [halved(run, "ref_kl"), reward_up(run), reward_holds(run, "helped")]
 
 
 def sft(folder: Path) -> list[Measure]:
@@ -155,5 +176,7 @@ CRITERIA: dict[str, Criterion] = {
     "opd": opd,
     "opsd": opsd,
     "sft": sft,
+    "multi_teacher_opd": multi_teacher_opd,
+    "mixed": only_reward("mixed", "reversing", "guessing", "arithmetic"),
 }
-"""What every algorithm's example must show."""
+"""What every example must show."""

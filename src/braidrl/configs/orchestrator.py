@@ -29,7 +29,7 @@ class TrainSourceConfig(BaseConfig):
     weight: float = Field(1.0, gt=0)
     """Share of the sampled groups, relative to the other sources'."""
     group_size: int = Field(8, ge=1)
-    """Episodes of one task that are compared."""
+    """Episodes of one task; most algorithms compare them."""
     algo: InstalledAlgorithmConfig = GRPOConfig()
     """The algorithm of this environment."""
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
@@ -52,7 +52,7 @@ class TrainConfig(BaseConfig):
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
     """Default sampling."""
     group_size: int = Field(8, ge=1)
-    """Default number of episodes of one task that are compared."""
+    """Default number of episodes of one task."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Default curriculum."""
     timeout: float = Field(600.0, gt=0)
