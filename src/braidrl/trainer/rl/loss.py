@@ -71,7 +71,7 @@ def mismatch_kl(log_ratio: Tensor) -> Tensor:
 def mean(values: Tensor, count: int | None = None) -> Tensor:
     """A metric float[2]: the sum of `values` over `count` tokens (None: as many as there are values)."""
     total = values.detach().sum(dtype=torch.promote_types(values.dtype, torch.float32))
-    return torch.stack([total, total.new_tensor(values.numel() if count is None else count)])
+    return torch.stack([total, total.new_full((), values.numel() if count is None else count)])
 
 
 def total(values: Tensor) -> Tensor:
