@@ -50,6 +50,13 @@ def reward_near(
     return Measure(f"reward, {source} (teacher: {goal:.3f})", first, last, last - first > (goal - first) / 2)
 
 
+def metric_up(run: Path, metric: str, source: str = "heldout") -> Measure:
+    """A metric of the environment itself rose on held-out tasks."""
+    rows = read_metrics(RunFolder(run).metrics("eval"))
+    first, last = (float(row[f"eval/{source}/metric/{metric}"] or 0.0) for row in (rows[0], rows[-1]))
+    return Measure(f"{metric}, {source}", first, last, last > first)
+
+
 def reward_holds(run: Path, source: str) -> Measure:
     """The mean held-out reward did not fall by more than a tenth."""
     evaluated = heldout_rewards(RunFolder(run), source)
@@ -115,11 +122,16 @@ def rae(folder: Path) -> list[Measure]:
     return [fell("exploitability of the final policy", before, after, to_less_than=0.5)]
 
 
+def hierarchical_grpo(folder: Path) -> list[Measure]:
+    run = folder / "outputs" / "hierarchical_grpo" / "rl"
+    return [reward_up(run), metric_up(run, "valid"), metric_up(run, "solved")]
+
+
 def echo(folder: Path) -> list[Measure]:
     outputs = folder / "outputs" / "echo"
     episodes = RunFolder(outputs / "rl").eval_episodes(0)
     plain, predicting = (
-        text_nll(weights(outputs / run), episodes, "tool", folder / f"echo.{run}.log")
+        text_nll(weights(outputs / run), episodes, "user", folder / f"echo.{run}.log")
         for run in ("grpo", "rl")
     )
     return [
@@ -171,7 +183,7 @@ CRITERIA: dict[str, Criterion] = {
     "grpo": only_reward("grpo", "heldout"),
     "max_rl": only_reward("max_rl", "heldout"),
     "rae": rae,
-    "hierarchical_grpo": only_reward("hierarchical_grpo", "heldout"),
+    "hierarchical_grpo": hierarchical_grpo,
     "echo": echo,
     "opd": opd,
     "opsd": opsd,
