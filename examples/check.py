@@ -15,7 +15,13 @@ from typing import Any
 from commands import play
 from criteria import CRITERIA
 
-NEEDS = {"opd": ["grpo"], "sft": ["grpo"], "multi_teacher_opd": ["grpo", "max_rl"], "mixed": ["max_rl"]}
+NEEDS = {
+    "max_rl": ["grpo"],
+    "opd": ["grpo"],
+    "sft": ["grpo"],
+    "multi_teacher_opd": ["grpo", "hierarchical_grpo"],
+    "mixed": ["hierarchical_grpo"],
+}
 """Examples whose trained policies another one starts from, or takes as teachers."""
 LIMIT_SECONDS = 300.0
 """What the commands of one example and seed may take on two cores."""
