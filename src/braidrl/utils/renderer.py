@@ -11,9 +11,11 @@ if TYPE_CHECKING:
 def renderer_options(config: RendererConfig) -> Any:
     """The `renderers` config of this block; None lets the package choose by the tokenizer's name.
 
-    Raises `ValueError` for an unknown family or an option that the family does not have.
+    Raises `ValueError` for an unknown family or an option that the family does not have, and `FileNotFoundError` for
+    a custom renderer's file that is not there.
     """
     from renderers import config_from_name
+    from renderers.configs import CustomRendererConfig
 
     options = dict(config.model_extra or {})
     if config.import_path is not None:
@@ -24,7 +26,8 @@ def renderer_options(config: RendererConfig) -> Any:
                 f"renderer options {sorted(options)} need a renderer name; set renderer.name, for example 'qwen3'"
             )
         return None
-    return type(config_from_name(config.name))(**options)
+    family = CustomRendererConfig if config.name == "custom" else type(config_from_name(config.name))
+    return family(**options)
 
 
 def load_renderer(model_path: str, config: RendererConfig) -> "Renderer":
