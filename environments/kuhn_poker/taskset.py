@@ -2,12 +2,12 @@
 
 import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Self
 
 import verifiers.v1 as vf
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from kuhn_poker.game import BET, DEALS, DECISIONS, FORFEIT, PASS, to_act
+from kuhn_poker.game import BET, CARDS, DEALS, DECISIONS, FORFEIT, PASS, to_act
 
 ACTIONS = {
     "b": BET,
@@ -29,7 +29,25 @@ class KuhnPokerConfig(vf.TasksetConfig):
     seed: int = 0
     """Shuffles the deals."""
     demonstrator_bets: float = Field(0.5, ge=0, le=1)
-    """How often a demonstration bets: by chance, whatever the cards, so that it teaches the form alone."""
+    """How often a demonstration bets with a queen, and with any card where there is no tilt: by chance, so that it
+    teaches the form alone."""
+    demonstrator_tilt: float = Field(0.0, ge=-0.5, le=0.5)
+    """How much more often it bets with a king, and less often with a jack, whatever happened so far: a beginner's whim
+    that makes a model look at its card, which a coin does not."""
+
+    @model_validator(mode="after")
+    def _are_chances(self) -> Self:
+        bets, tilt = self.demonstrator_bets, self.demonstrator_tilt
+        if not abs(tilt) <= bets <= 1 - abs(tilt):
+            raise ValueError(
+                f"demonstrator_bets ({bets}) tilted by demonstrator_tilt ({tilt}) leaves [0, 1]; a chance must not: "
+                "lower demonstrator_tilt"
+            )
+        return self
+
+    def demonstrator_chance(self, card: str) -> float:
+        """How likely a demonstration bets with this card."""
+        return self.demonstrator_bets + self.demonstrator_tilt * (CARDS.index(card) - CARDS.index("Q"))
 
 
 class KuhnPokerData(vf.TaskData):
@@ -58,10 +76,11 @@ class KuhnPokerTaskset(vf.Taskset[KuhnPokerTask, KuhnPokerConfig]):
         for _ in range(self.config.num_tasks):
             order = order or generator.sample(DEALS, len(DEALS))
             deal, history = order.pop(), generator.choice(DECISIONS)
-            bets = generator.random() < self.config.demonstrator_bets
+            card = deal[to_act(history)]
+            bets = generator.random() < self.config.demonstrator_chance(card)
             data = KuhnPokerData.model_validate(
                 {
-                    "prompt": conversation(deal[to_act(history)] + history),
+                    "prompt": conversation(card + history),
                     "deal": deal,
                     "demonstration": BET if bets else PASS,
                 }

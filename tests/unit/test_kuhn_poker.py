@@ -95,6 +95,25 @@ def test_demonstrations_show_every_decision() -> None:
     assert 120 < [data.demonstration for data in drawn].count("b") < 180
 
 
+def test_a_tilted_demonstrator_bets_by_its_card_alone() -> None:
+    keys = {"demonstrator_bets": 0.3, "demonstrator_tilt": 0.2}
+    drawn = [task.data for task in tasks("kuhn-poker", num_tasks=6000, **keys)]
+    replies: dict[str, list[str]] = {}
+    for data in drawn:
+        replies.setdefault(data.prompt[-1].content, []).append(data.demonstration)
+    assert replies.keys() == set(INFORMATION_SETS)
+    for information_set, said in replies.items():
+        chance = {"J": 0.1, "Q": 0.3, "K": 0.5}[information_set[0]]
+        assert said.count("b") / len(said) == pytest.approx(chance, abs=0.1)
+    even = [task.data.deal for task in tasks("kuhn-poker", num_tasks=6000)]
+    assert [data.deal for data in drawn] == even
+
+
+def test_a_tilt_beyond_certainty_is_refused() -> None:
+    with pytest.raises(ValueError, match="lower demonstrator_tilt"):
+        tasks("kuhn-poker", demonstrator_bets=0.1, demonstrator_tilt=-0.2)
+
+
 def test_the_conversation_at_an_information_set() -> None:
     assert [message["content"] for message in conversation("Qpb")] == ["Q", "p", "Qpb"]
     assert [message["content"] for message in conversation("Jb")] == ["Jb"]
