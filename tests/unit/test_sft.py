@@ -91,6 +91,18 @@ def test_tool_calls_are_learnt_and_their_results_are_not(tiny_model_dir: Path) -
     assert '"name": "add"' in first and first.endswith("<|im_end|>") and second == "done<|im_end|>"
 
 
+def test_the_content_of_every_role_can_be_learnt(tiny_model_dir: Path) -> None:
+    qwen = load_renderer(str(tiny_model_dir), RendererConfig(name="qwen3", enable_thinking=False))
+    alone, whole = (to_sample(qwen, Conversation("test", TURNS), all_roles=roles) for roles in (False, True))
+    assert alone.token_ids.tolist() == whole.token_ids.tolist()
+    added = whole.token_ids[whole.ce_weights > alone.ce_weights]
+    assert decode(qwen, added) == "Be brief.one?two?"
+    assert (whole.ce_weights >= alone.ce_weights).all() and whole.ce_weights[0] == 0
+    opaque = load_renderer(str(tiny_model_dir), RendererConfig(name="default"))
+    with pytest.raises(ValueError, match="does not tell content from layout"):
+        to_sample(opaque, Conversation("test", TURNS), all_roles=True)
+
+
 def test_a_template_that_rewrites_earlier_turns_is_refused(tiny_model_dir: Path) -> None:
     opaque: Any = load_renderer(str(tiny_model_dir), RendererConfig(name="default"))
     opaque._tokenizer.chat_template = (

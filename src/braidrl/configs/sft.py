@@ -19,6 +19,8 @@ class SFTDataConfig(BaseConfig):
     """Field of the task data that holds the demonstration."""
     path: Path | None = None
     """JSONL file; each line is `{"messages": [{"role": ..., "content": ...}, ...]}`."""
+    all_roles: bool = False
+    """Whether the content of every message is learnt, as a base model would; else what the assistant says alone."""
     weight: float = Field(1.0, gt=0)
     """Share of the conversations, relative to the other sources'."""
 

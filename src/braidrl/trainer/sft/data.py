@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
-from itertools import count
+from itertools import count, zip_longest
 
 import numpy as np
 from renderers import Message, Renderer
@@ -50,6 +50,7 @@ class Source:
         self.seq_len = seq_len
         self.seed = seed
         self.name = config.name
+        self.all_roles = config.all_roles
         self.dropped = 0
         conversations = load_conversations(config)
         if isinstance(conversations, Sequence):
@@ -78,7 +79,7 @@ class Source:
                 raise ValueError(self._nothing_left(MAX_DROPPED))
 
     def _sample(self, conversation: Conversation) -> TrainingSample | None:
-        sample = to_sample(self.renderer, conversation, self.name)
+        sample = to_sample(self.renderer, conversation, self.name, self.all_roles)
         length = len(sample.token_ids)
         if length <= self.seq_len:
             return sample
@@ -90,12 +91,23 @@ class Source:
         return f"none of {number} conversations of {self.name} fits into seq_len ({self.seq_len} tokens); raise seq_len"
 
 
-def to_sample(renderer: Renderer, conversation: Conversation, env: str = "sft") -> TrainingSample:
+def to_sample(
+    renderer: Renderer, conversation: Conversation, env: str = "sft", all_roles: bool = False
+) -> TrainingSample:
     """Tokens of a conversation with cross-entropy weight 1 on every token that the assistant produces, the
-    token that ends its turn included, and 0 on all others. Raises `ValueError` when there is none."""
+    token that ends its turn included, and 0 on all others; `env` names its source.
+
+    With `all_roles` the content of the other messages weighs 1 as well, but for the conversation's first token,
+    which nothing predicts.
+
+    Raises `ValueError` when the assistant says nothing, or content cannot be told from the chat template's.
+    """
     token_ids, weights = _attribute(renderer, conversation)
     if not any(weights):
         raise ValueError(f"{conversation.name} has no assistant message to learn; add one or remove it")
+    if all_roles:
+        content = [False, *_content(renderer, conversation)[1:]]
+        weights = [learnt or body for learnt, body in zip_longest(weights, content, fillvalue=False)]
     zeros = np.zeros(len(token_ids), np.float32)
     return TrainingSample(
         token_ids=np.array(token_ids, np.int32),
@@ -105,6 +117,19 @@ def to_sample(renderer: Renderer, conversation: Conversation, env: str = "sft") 
         env=env,
         trace_id=conversation.name,
     )
+
+
+def _content(renderer: Renderer, conversation: Conversation) -> list[bool]:
+    """Which tokens are the content of a message that the assistant did not write."""
+    messages = conversation.messages
+    rendered = renderer.render(messages, tools=conversation.tools)
+    if len(rendered.is_content) != len(rendered.token_ids):
+        raise ValueError(
+            f"{conversation.name}: the chat template does not tell content from layout, so data.all_roles cannot "
+            "learn content alone; set renderer.name to its family, such as 'qwen3'"
+        )
+    owners = zip(rendered.is_content, rendered.message_indices, strict=True)
+    return [body and owner >= 0 and messages[owner]["role"] != "assistant" for body, owner in owners]
 
 
 def _attribute(renderer: Renderer, conversation: Conversation) -> tuple[list[int], list[bool]]:
