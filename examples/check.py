@@ -20,7 +20,7 @@ NEEDS = {
     "opd": ["grpo"],
     "sft": ["grpo"],
     "multi_teacher_opd": ["grpo", "hierarchical_grpo"],
-    "mixed": ["hierarchical_grpo"],
+    "mixed": ["grpo"],
 }
 """Examples whose trained policies another one starts from, or takes as teachers."""
 LIMIT_SECONDS = 300.0
