@@ -49,8 +49,8 @@ def test_toml_of_a_document_validates(document: Path) -> None:
     "recipe", sorted(REPOSITORY.glob("examples/*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_every_recipe_loads(recipe: Path) -> None:
-    """`sft*.toml` is one for `braid sft`, `*teacher*.toml` for `braid inference`, any other for `braid rl`; one without a
-    model is laid over `rl.toml`."""
+    """`sft*.toml` is one for `braid sft`, `*teacher*.toml` for `braid inference`, any other for `braid rl`; one without
+    a model is laid over `rl.toml`."""
     kinds = {"sft": SFTConfig, "teacher": InferenceConfig}
     cls = next((cls for kind, cls in kinds.items() if kind in recipe.stem), RLConfig)
     alone = "model" in tomllib.loads(recipe.read_text())
