@@ -36,17 +36,10 @@ class Errand:
     """A command that does it."""
 
 
-def draw_errand(
-    goal: Goal,
-    generator: random.Random,
-    num_files: int,
-    num_names: int = len(NAMES),
-    num_words: int = len(WORDS),
-) -> Errand:
-    """A random errand with this goal among `num_files` files of different names and words, which are among the first
-    `num_names` of `NAMES` and the first `num_words` of `WORDS`."""
-    names = generator.sample(NAMES[:num_names], num_files + 1)
-    words = generator.sample(WORDS[:num_words], num_files + 1)
+def draw_errand(goal: Goal, generator: random.Random, num_files: int) -> Errand:
+    """A random errand with this goal among `num_files` files of different names and words."""
+    names = generator.sample(NAMES, num_files + 1)
+    words = generator.sample(WORDS, num_files + 1)
     new_name, new_word = names.pop(), words.pop()
     files = {name: f"{word}\n" for name, word in sorted(zip(names, words, strict=True))}
     return _MAKERS[goal](files, names[0], words[0], new_name, new_word)

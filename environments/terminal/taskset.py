@@ -3,15 +3,15 @@
 import json
 import random
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
 import verifiers.v1 as vf
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from braid_chat import tool, tool_schemas
 from braid_tasks import DrawnConfig
 from terminal.env import uses_real_shell
-from terminal.errands import DONE, NAMES, WORDS, Errand, Goal, draw_errand
+from terminal.errands import DONE, NAMES, Errand, Goal, draw_errand
 from terminal.shell import Shell, ShellError
 
 
@@ -25,21 +25,6 @@ class TerminalConfig(DrawnConfig):
     """Files at the start."""
     max_commands: int = Field(6, ge=1)
     """Commands after which a task ends."""
-    num_names: int = Field(len(NAMES), ge=2, le=len(NAMES))
-    """Names that files may have: the first letters of the alphabet."""
-    num_words: int = Field(len(WORDS), ge=2, le=len(WORDS))
-    """Words that files may hold."""
-    demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
-    """Share of demonstrations that are right; in the others the demonstrator runs another errand of that kind."""
-
-    @model_validator(mode="after")
-    def _one_name_and_word_are_left(self) -> Self:
-        if self.num_files >= min(self.num_names, self.num_words):
-            raise ValueError(
-                f"num_files ({self.num_files}) leaves none of {self.num_names} names and {self.num_words} words for "
-                "a new file or a new word; lower it, or raise num_names and num_words"
-            )
-        return self
 
 
 class TerminalState(vf.State):
@@ -63,7 +48,7 @@ class TerminalData(vf.TaskData):
     """The reply that is asked for; None if any will do."""
     max_commands: int
     demonstration: list[dict[str, Any]]
-    """A command, its output, and the report."""
+    """A command that does it, its output, and the report."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
@@ -119,7 +104,6 @@ class TerminalTaskset(vf.Taskset[TerminalTask, TerminalConfig]):
     """Random errands among a few files."""
 
     def load(self) -> Iterator[TerminalTask]:
-        demonstrator = random.Random(self.config.seed + 1)
         for errand in self.config.draw(self._draw, key=lambda errand: f"{errand.request} {errand.files}"):
             data = TerminalData(
                 prompt=errand.request,
@@ -128,21 +112,12 @@ class TerminalTaskset(vf.Taskset[TerminalTask, TerminalConfig]):
                 wanted=errand.wanted,
                 answer=errand.answer,
                 max_commands=self.config.max_commands,
-                demonstration=self._demonstration(errand, demonstrator),
+                demonstration=_demonstration(errand),
             )
             yield TerminalTask(data, self.config.task)
 
     def _draw(self, generator: random.Random) -> Errand:
-        return self._errand(generator.choice(self.config.goals), generator)
-
-    def _errand(self, goal: Goal, generator: random.Random) -> Errand:
-        config = self.config
-        return draw_errand(goal, generator, config.num_files, config.num_names, config.num_words)
-
-    def _demonstration(self, errand: Errand, demonstrator: random.Random) -> list[dict[str, Any]]:
-        if demonstrator.random() < self.config.demonstrator_accuracy:
-            return demonstrate(errand, errand.files)
-        return demonstrate(self._errand(errand.goal, demonstrator), errand.files)
+        return draw_errand(generator.choice(self.config.goals), generator, self.config.num_files)
 
 
 def count_commands(trace: vf.Trace) -> int:
@@ -150,14 +125,10 @@ def count_commands(trace: vf.Trace) -> int:
     return sum(len(message.tool_calls or ()) for message in trace.assistant_messages)
 
 
-def demonstrate(errand: Errand, files: dict[str, str]) -> list[dict[str, Any]]:
-    """An errand run among these files, its own or not: the command, its output, and the errand's report."""
+def _demonstration(errand: Errand) -> list[dict[str, Any]]:
     function = {"name": "sh", "arguments": json.dumps({"command": errand.command})}
     call = {"id": "call_0", "type": "function", "function": function}
-    try:
-        output = Shell(dict(files)).run(errand.command)
-    except ShellError as error:
-        output = str(error)
+    output = Shell(dict(errand.files)).run(errand.command)
     return [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_0", "name": "sh", "content": output},

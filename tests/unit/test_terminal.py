@@ -113,15 +113,7 @@ def test_splits_share_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [
-        {"goals": []},
-        {"goals": ["dance"]},
-        {"num_files": 26},
-        {"max_commands": 0},
-        {"num_names": 3},
-        {"num_words": 3},
-    ],
+    "keys", [{"goals": []}, {"goals": ["dance"]}, {"num_files": 26}, {"max_commands": 0}]
 )
 def test_config_that_makes_no_sense_is_refused(keys: dict) -> None:
     with pytest.raises(ValidationError):
@@ -140,21 +132,6 @@ async def test_the_demonstration_does_the_errand(goal: str) -> None:
     assert [message.content for message in trace.tool_messages] == [output["content"]]
     assert model.requests[0]["tools"] == task.data.tools
     assert [schema["function"]["parameters"]["required"] for schema in task.data.tools] == [["command"]]
-
-
-def test_a_careless_demonstrator_runs_other_errands() -> None:
-    drawn = [
-        task.data
-        for task in tasks("terminal", num_tasks=100, goals=["read"], num_names=5, demonstrator_accuracy=0.5)
-    ]
-    assert {name for data in drawn for name in data.files} == set("abcde")
-    right = [data.demonstration[-1]["content"] == data.answer for data in drawn]
-    assert 35 < sum(right) < 65
-    outputs = [data.demonstration[1]["content"] for data in drawn]
-    assert any(output.endswith("no such file") for output in outputs)
-    assert all(
-        output == data.answer for output, data, fine in zip(outputs, drawn, right, strict=True) if fine
-    )
 
 
 async def test_rollouts_have_files_of_their_own() -> None:
