@@ -10,6 +10,8 @@ from pydantic import Field, model_validator
 from braid_tasks import DrawnConfig, last_integer
 
 HIGHER, LOWER, UNREADABLE = "higher", "lower", "a number, please"
+PASS = "?"
+"""What a demonstrator says who does not guess."""
 
 
 class GuessNumberConfig(DrawnConfig):
@@ -24,7 +26,7 @@ class GuessNumberConfig(DrawnConfig):
     prompt: str = "{low}-{high}"
     """The opening user message; `{low}` and `{high}` stand for the ends of the interval, both included."""
     demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
-    """Share of the demonstrator's guesses that halve what is left; the others are any number of the interval."""
+    """Share of the demonstrator's guesses that halve what is left; the others are a question mark."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
@@ -119,13 +121,17 @@ def halving(
 ) -> list[dict[str, Any]]:
     """The dialogue of a binary search for `secret` in [low, high], at most `guesses` guesses long.
 
-    A share 1 - `accuracy` of the guesses is drawn from the whole interval instead, whatever was answered.
+    A share 1 - `accuracy` of the guesses is a question mark instead, whatever was answered.
     """
     generator = generator or random.Random(0)
-    first, last = low, high
     dialogue: list[dict[str, Any]] = []
     for number in range(1, guesses + 1):
-        guess = (low + high) // 2 if generator.random() < accuracy else generator.randint(first, last)
+        guess = (low + high) // 2
+        if generator.random() >= accuracy:
+            dialogue.append({"role": "assistant", "content": PASS})
+            if number < guesses:
+                dialogue.append({"role": "user", "content": UNREADABLE})
+            continue
         dialogue.append({"role": "assistant", "content": str(guess)})
         if guess == secret or number == guesses:
             break

@@ -50,11 +50,12 @@ def test_the_demonstrator_gives_up_like_everybody_else() -> None:
     assert [message["content"] for message in halving(10, 17, 17, 2)] == ["13", "higher", "15"]
 
 
-def test_a_poor_demonstrator_guesses_within_the_interval() -> None:
-    drawn = [task.data for task in tasks("guess-number", num_tasks=200, demonstrator_accuracy=0.0)]
-    opening = [int(data.demonstration[0]["content"]) - data.low for data in drawn]
-    assert set(opening) == set(range(8))
+def test_a_poor_demonstrator_passes() -> None:
+    drawn = [task.data for task in tasks("guess-number", num_tasks=200, demonstrator_accuracy=0.4)]
+    guesses = [message["content"] for data in drawn for message in data.demonstration[::2]]
+    assert 0.5 < guesses.count("?") / len(guesses) < 0.7
     for data in drawn:
+        assert data.demonstration[-1]["role"] == "assistant"
         for guess, answer in zip(data.demonstration[::2], data.demonstration[1::2], strict=False):
             assert data.feedback(guess["content"]) == answer["content"]
 
