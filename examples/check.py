@@ -19,7 +19,7 @@ NEEDS = {
     "max_rl": ["grpo"],
     "opd": ["grpo"],
     "sft": ["grpo"],
-    "multi_teacher_opd": ["grpo", "mixed"],
+    "multi_teacher_opd": ["grpo", "max_rl"],
     "mixed": ["grpo"],
 }
 """Examples whose trained policies another one starts from, or takes as teachers."""

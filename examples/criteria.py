@@ -149,14 +149,11 @@ def opd(folder: Path) -> list[Measure]:
 
 
 def multi_teacher_opd(folder: Path) -> list[Measure]:
-    outputs = folder / "outputs"
-    run = outputs / "multi_teacher_opd" / "rl"
-    return [
-        halved(run, "ref_kl/env/reverse-text"),
-        halved(run, "ref_kl/env/arithmetic"),
-        reward_near(run, outputs / "grpo" / "rl", "reversing"),
-        reward_up(run, "arithmetic"),
-    ]
+    run = folder / "outputs" / "multi_teacher_opd" / "rl"
+    measures: list[Measure] = []
+    for source in ("short", "long"):
+        measures += [halved(run, f"ref_kl/env/{source}"), reward_up(run, source)]
+    return measures
 
 
 def opsd(folder: Path) -> list[Measure]:
