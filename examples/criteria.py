@@ -186,6 +186,6 @@ CRITERIA: dict[str, Criterion] = {
     "opsd": opsd,
     "sft": sft,
     "multi_teacher_opd": multi_teacher_opd,
-    "mixed": only_reward("mixed", "reversing", "guessing", "arithmetic"),
+    "mixed": only_reward("mixed", "short", "guessing", "long"),
 }
 """What every example must show."""
