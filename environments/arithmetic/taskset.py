@@ -3,7 +3,7 @@
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
 import verifiers.v1 as vf
 from pydantic import Field, model_validator
@@ -38,7 +38,7 @@ LEVELS = {
 }
 """From adding two digits to three numbers of two digits with precedence."""
 WORST_SLIP = 9
-"""A slip is off by 1 to this much."""
+"""A wrong demonstration is off by 1 to this much."""
 
 
 class ArithmeticConfig(DrawnConfig):
@@ -49,9 +49,7 @@ class ArithmeticConfig(DrawnConfig):
     prompt: str = "{problem}="
     """The user message; `{problem}` stands for the expression."""
     demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
-    """Share of demonstrations that are right."""
-    mistake: Literal["slip", "pass"] = "slip"
-    """What the others say. `slip`: a number that is off by 1 to 9. `pass`: a question mark."""
+    """Share of demonstrations that are right; the others are off by 1 to 9."""
 
     @model_validator(mode="after")
     def _can_be_asked(self) -> Self:
@@ -96,19 +94,15 @@ class ArithmeticTaskset(vf.Taskset[ArithmeticTask, ArithmeticConfig]):
         demonstrator = random.Random(self.config.seed)
         for level, expression in self._drawn():
             right = demonstrator.random() < self.config.demonstrator_accuracy
+            slip = 0 if right else demonstrator.choice((-1, 1)) * demonstrator.randint(1, WORST_SLIP)
             data = ArithmeticData(
                 prompt=self.config.prompt.replace("{problem}", str(expression)),
                 problem=str(expression),
                 answer=expression.value,
                 level=level,
-                demonstration=str(expression.value) if right else self._mistake(expression, demonstrator),
+                demonstration=str(expression.value + slip),
             )
             yield ArithmeticTask(data, self.config.task)
-
-    def _mistake(self, expression: Expression, demonstrator: random.Random) -> str:
-        if self.config.mistake == "pass":
-            return "?"
-        return str(expression.value + demonstrator.choice((-1, 1)) * demonstrator.randint(1, WORST_SLIP))
 
     def _drawn(self) -> Iterator[tuple[int, Expression]]:
         """Levels are drawn before the split is looked at, so that each has its share in both splits."""

@@ -48,14 +48,6 @@ def test_a_demonstrator_may_be_wrong() -> None:
     assert 0.3 < slips.count(0) / 400 < 0.5 and max(slips) == 9
 
 
-def test_a_demonstrator_may_pass() -> None:
-    keys = {"num_tasks": 400, "demonstrator_accuracy": 0.4, "mistake": "pass"}
-    drawn = [task.data for task in tasks("arithmetic", **keys)]
-    assert 0.5 < sum(data.demonstration == "?" for data in drawn) / 400 < 0.7
-    assert all(data.demonstration in ("?", str(data.answer)) for data in drawn)
-    assert last_integer("?") is None
-
-
 @pytest.mark.parametrize("keys", [{"levels": []}, {"levels": [7]}, {"prompt": "?"}, {"split": "dev"}])
 def test_config_that_makes_no_sense_is_refused(keys: dict) -> None:
     with pytest.raises(ValidationError):
