@@ -2,6 +2,7 @@
 
 import re
 import shlex
+import socket
 import subprocess
 import sys
 import time
@@ -60,6 +61,7 @@ def play(name: str, folder: Path, seed: int) -> float:
 def serving(words: list[str], folder: Path, log: Path) -> Iterator[str]:
     """A server (`inference ...`) that runs inside; gives its address, `http://127.0.0.1:PORT/v1`."""
     port = _port(words, folder)
+    _require_free(port)
     with log.open("w") as output:
         process = subprocess.Popen([*BRAID, *words], cwd=folder, stdout=output, stderr=subprocess.STDOUT)
     try:
@@ -89,6 +91,15 @@ def _port(words: list[str], folder: Path) -> int:
         return int(words[words.index("--port") + 1])
     config = tomllib.loads((folder / words[words.index("@") + 1]).read_text())
     return int(config["port"])
+
+
+def _require_free(port: int) -> None:
+    """Raises `RuntimeError` when somebody listens there, who would pass for the server that is to start."""
+    with socket.socket() as probe:
+        if probe.connect_ex(("127.0.0.1", port)) == 0:
+            raise RuntimeError(
+                f"port {port} is taken; stop what listens there, such as a server of an earlier run"
+            )
 
 
 def _wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None:

@@ -68,6 +68,6 @@ def test_finished_run_is_not_overwritten(tmp_path: Path, tiny_model_dir: Path) -
     launch = Launch(tmp_path, tiny_model_dir)
     launch.finish("--max_steps", "1")
     before = launch.run.metrics("trainer").read_bytes()
-    assert launch.start("--max_steps", "1").wait(120) == 2
+    assert launch.start("--max_steps", "1").wait(30) == 2
     assert "--resume" in launch.output.read_text() and "--clean" in launch.output.read_text()
     assert launch.run.metrics("trainer").read_bytes() == before

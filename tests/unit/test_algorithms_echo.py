@@ -2,13 +2,20 @@
 
 import numpy as np
 import pytest
+import torch
 from verifiers.v1 import Trace
 from verifiers.v1.semantic import ParentLink
 from verifiers.v1.types import AssistantMessage
 
-from braidrl.configs.algorithm import EchoConfig
+from braidrl.configs.algorithm import BaseAlgorithmConfig, EchoConfig, GRPOConfig
+from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.samples import CE, drop_zero_signal, flatten_trace
+from braidrl.packing import Normalisers, pack
+from braidrl.trainer.forward import to_device
+from braidrl.trainer.rl.components import component_loss
+from braidrl.trainer.rl.losses import make_loss
+from braidrl.transport.types import TrainingSample
 from tests.unit.episodes import advantages_of, episode, node, trace
 
 ROLES = [("user", 2), ("assistant", 2), ("tool", 5), ("assistant", 1)]
@@ -68,6 +75,37 @@ async def test_rl_stays_on_sampled_tokens_and_keeps_its_weight() -> None:
     assert kept is not None and kept.rl_weights is None
     assert kept.mask.tolist() == [0, 0, 1, 1, 0, 0, 0, 0, 0, 1]
     assert kept.ce_weights.tolist() == [0, 0, 0, 0, *[np.float32(0.1)] * 5, 0]
+
+
+async def test_the_rl_gradient_does_not_change_with_echo_rows_beside_it() -> None:
+    def gradient(samples: list[TrainingSample]) -> torch.Tensor:
+        """Of the plain rows' log-probs, in order of their tokens."""
+        total, found = torch.zeros(()), []
+        for micro in pack(samples, max_tokens=64):
+            device = to_device(micro, torch.device("cpu"))
+            plain = device.sample_index < 2
+            x = torch.linspace(-0.9, -0.1, len(plain)).where(~plain, torch.tensor(-0.75)).requires_grad_()
+            loss, _ = component_loss(x, device, make_loss(IPOLossConfig()), Normalisers.of(samples))
+            total = total + loss
+            found.append((x, plain))
+        total.backward()
+        return torch.cat([x.grad[plain] for x, plain in found])
+
+    async def rows(config: BaseAlgorithmConfig, rewards: list[float]) -> list[TrainingSample]:
+        episodes = [episode(trace(reward, ROLES)) for reward in rewards]
+        algorithm = make_algorithm(config)
+        for played in episodes:
+            await algorithm.finalize_episode(played)
+        await algorithm.score_group(episodes)
+        samples = [flatten_trace(played.traces[0], seq_len=64).samples[0] for played in episodes]
+        return [kept for sample in samples if (kept := drop_zero_signal(sample)) is not None]
+
+    plain = await rows(GRPOConfig(), [1.0, 0.0])
+    beside = await rows(EchoConfig(), [1.0, 1.0])  # no advantage, so observations alone
+    assert len(beside) == 2
+    alone, together = gradient(plain), gradient([*plain, *beside])
+    assert alone.abs().sum() > 0
+    torch.testing.assert_close(together, alone, rtol=0, atol=0)
 
 
 async def test_equal_rewards_still_train_the_observations() -> None:

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import socket
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,15 @@ def test_a_server_that_ends_is_told(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", line))
     with pytest.raises(RuntimeError, match="the server at port 8099 ended with"):
         play("bad", tmp_path / "run", seed=0)
+
+
+def test_a_port_that_is_taken_is_told(tmp_path, monkeypatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = f"braid inference --model.path nothing --port {port} &"
+        monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", line))
+        with pytest.raises(RuntimeError, match=f"port {port} is taken"):
+            play("bad", tmp_path / "run", seed=0)
 
 
 def test_only_braid_commands_are_played(tmp_path, monkeypatch) -> None:
