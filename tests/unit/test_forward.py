@@ -3,6 +3,7 @@
 Gradients do not depend on packing.
 """
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,8 +14,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer import forward
-from braidrl.trainer.forward import Head, head_logprobs, to_device, token_logprobs
+from braidrl.trainer.forward import to_device, token_logprobs
 from braidrl.trainer.model import load_model
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.loss import LossInputs
@@ -147,6 +147,24 @@ def test_packed_samples_do_not_see_each_other(model, plain):
     torch.testing.assert_close(outputs.logprobs, wanted, rtol=1e-6, atol=1e-6)
 
 
+def test_candidates_of_an_entry_are_scored_with_it(model, plain):
+    """Each entry's own target and two other tokens, one of them padded."""
+    rng = np.random.default_rng(3)
+    sample = make_sample(rng, rng.integers(0, 256, 6), 1)
+    sample.temperature = 0.6
+    (row,) = pack([sample], max_tokens=100)
+    micro = to_device(row, "cpu")
+    assert token_logprobs(model, micro).head_logprobs is None
+    others = torch.randint(256, (5, 1), generator=torch.Generator().manual_seed(3))
+    head_ids = torch.cat([torch.full_like(others, -1), others, micro.targets[:, None]], dim=1)
+    outputs = token_logprobs(model, replace(micro, head_ids=head_ids))
+    logits = plain.float()(input_ids=micro.token_ids[None]).logits[0] / 0.6
+    wanted = logits.log_softmax(-1).gather(-1, head_ids.clamp_min(0))
+    wanted[:, 0] = 0
+    torch.testing.assert_close(outputs.head_logprobs, wanted, rtol=1e-6, atol=1e-6)
+    assert torch.equal(outputs.head_logprobs[:, 2], outputs.logprobs)
+
+
 def test_activation_checkpointing_sees_the_forest(model, samples):
     wanted = train(model, samples, max_tokens=512)
     model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -161,61 +179,12 @@ def test_an_empty_micro_batch_has_an_attached_zero_gradient(model):
     assert torch.equal(gradient, torch.zeros_like(gradient))
 
 
-def identity_head(size: int) -> Head:
-    return Head(torch.eye(size), None)
-
-
-def test_temperature_divides_the_logits():
-    """Logits [0, 1] at temperature 0.5: log softmax([0, 2])[0] = -2.127."""
-    outputs = head_logprobs(
-        torch.tensor([[0.0, 1.0]]), identity_head(2), torch.tensor([0]), torch.tensor([0.5])
-    )
-    assert outputs.logprobs.item() == pytest.approx(-2.126928)
-    assert outputs.entropy.item() == pytest.approx(0.365335, rel=1e-5)
-
-
-@pytest.mark.parametrize("softcap", [None, 3.0])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("chunk", [1, 1 << 20])
-def test_the_head_in_chunks_equals_the_whole(monkeypatch, softcap, biased, chunk):
-    monkeypatch.setattr(forward, "CHUNK_ELEMENTS", chunk)
-    generator = torch.Generator().manual_seed(0)
-    hidden, weight, bias = (
-        torch.randn(*shape, generator=generator, dtype=torch.float64).requires_grad_()
-        for shape in ((7, 5), (11, 5), (11,))
-    )
-    targets, temperature = torch.arange(7), torch.linspace(0.5, 2, 7).double()
-    head = Head(weight, bias if biased else None, scale=0.7, softcap=softcap)
-    logits = (hidden @ weight.T + (bias if biased else 0)) * 0.7
-    logits = (logits if softcap is None else softcap * torch.tanh(logits / softcap)) / temperature[:, None]
-    whole = logits.log_softmax(-1)
-    outputs = head_logprobs(hidden, head, targets, temperature)
-    torch.testing.assert_close(outputs.logprobs, whole[torch.arange(7), targets], rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(outputs.entropy, -(whole.exp() * whole).sum(-1), rtol=1e-12, atol=1e-12)
-    assert not outputs.entropy.requires_grad
-    inputs = [hidden, weight, *([bias] if biased else [])]
-    direction = torch.linspace(-1, 1, 7).double()
-    ours = torch.autograd.grad(outputs.logprobs, inputs, direction)
-    wanted = torch.autograd.grad(whole[torch.arange(7), targets], inputs, direction)
-    for mine, theirs in zip(ours, wanted, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-11, atol=1e-12)
-
-
-def test_bfloat16_compute_keeps_logits_and_softmax_in_float32(model, samples):
-    """Rounded logits of size 20 would be off by up to 0.06, and their softmax would not add up to 1."""
+def test_bfloat16_compute_is_near_the_exact_one(model, samples):
     (row,) = pack(samples, max_tokens=512)
     micro = to_device(row, "cpu")
     exact, rounded = (token_logprobs(model, micro, dtype) for dtype in (torch.float32, torch.bfloat16))
     assert rounded.logprobs.dtype == rounded.entropy.dtype == torch.float32
     torch.testing.assert_close(rounded.logprobs, exact.logprobs, rtol=0.02, atol=0.02)
-    hidden, head = (
-        20 * torch.eye(64) + 0.125,
-        Head(torch.eye(64) + 2**-7, None),
-    )  # exact factors, inexact sums
-    targets, temperature = torch.arange(64).roll(1), torch.ones(64)
-    exact = head_logprobs(hidden, head, targets, temperature)
-    rounded = head_logprobs(hidden, head, targets, temperature, torch.bfloat16)
-    torch.testing.assert_close(rounded.logprobs, exact.logprobs, rtol=1e-6, atol=1e-12)
 
 
 def test_bfloat16_gradients_point_the_same_way(model, samples):

@@ -1,7 +1,7 @@
 """The exact trainer forward: log-probs and entropy of a packed row, only at its loss entries.
 
 The full-vocabulary logits of a row never exist: the head runs over chunks of entries, and its backward pass
-recomputes each chunk.
+recomputes each chunk once, for the gradients of all that it returned.
 """
 
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
@@ -17,6 +18,9 @@ from braidrl.trainer.attention import Forest
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits that exist at a time."""
+
+LEAST_LOGPROB = -1e4
+"""Where an entropy needs p log p: exp of it is 0 in any precision, and 0 times it is not NaN, as with -inf."""
 
 STREAMS = (
     "token_ids",
@@ -52,6 +56,7 @@ class DeviceMicroBatch:
     inference_logprobs: Tensor
     ref_logprobs: Tensor
     members: dict[str, dict[str, Tensor]]
+    head_ids: Tensor | None = None
 
 
 def to_device(micro: MicroBatch, device: torch.device | str) -> DeviceMicroBatch:
@@ -61,16 +66,20 @@ def to_device(micro: MicroBatch, device: torch.device | str) -> DeviceMicroBatch
         component: {env: torch.from_numpy(index).to(device) for env, index in envs.items()}
         for component, envs in micro.members.items()
     }
-    return DeviceMicroBatch(forest=Forest(micro.segments), members=members, **streams)
+    head_ids = getattr(micro, "head_ids", None)
+    head_ids = None if head_ids is None else torch.from_numpy(head_ids).to(device)
+    return DeviceMicroBatch(forest=Forest(micro.segments), members=members, **streams, head_ids=head_ids)
 
 
 class TokenOutputs(NamedTuple):
-    """Of the L loss entries of a row."""
+    """Of the L loss entries of a row, float32 (float64 from a float64 model), differentiable."""
 
     logprobs: Tensor
-    """float32[L] (float64 from a float64 model): log-prob of the target at the entry's temperature."""
+    """float[L]: log-prob of the target at the entry's temperature."""
     entropy: Tensor
-    """float32[L] in nats, without gradient: of the distribution that the log-prob is from."""
+    """float[L] in nats: of the distribution, over the full vocabulary, that the log-prob is from."""
+    head_logprobs: Tensor | None = None
+    """float[L, K]: log-probs of the entry's candidates in that distribution, 0 at pads; None without any."""
 
 
 @dataclass(frozen=True)
@@ -109,25 +118,39 @@ def token_logprobs(
             forest=micro.forest,
         ).last_hidden_state[0]
     rows = hidden.index_select(0, micro.hidden_index)
-    return head_logprobs(rows, Head.of(model), micro.targets, micro.temperature, dtype)
+    return head_logprobs(rows, Head.of(model), micro.targets, micro.temperature, dtype, micro.head_ids)
 
 
 def head_logprobs(
-    hidden: Tensor, head: Head, targets: Tensor, temperature: Tensor, dtype: torch.dtype = torch.float32
+    hidden: Tensor,
+    head: Head,
+    targets: Tensor,
+    temperature: Tensor,
+    dtype: torch.dtype = torch.float32,
+    candidates: Tensor | None = None,
 ) -> TokenOutputs:
-    """Log-softmax of logits / temperature at `targets`, differentiable in hidden states, weight and bias.
+    """Log-softmax of logits / temperature at `targets` and at `candidates`, and its entropy.
 
-    hidden float[L, H], targets i64[L], temperature float[L] > 0. Logits and softmax are float32 (float64 for
-    a float64 head); `dtype` bfloat16 rounds only the factors of the matrix products.
+    hidden float[L, H], targets i64[L], temperature float[L] > 0, candidates i64[L, K] (-1 pads, an id may be
+    repeated). All is differentiable in hidden states, weight and bias. Logits and softmax are float32
+    (float64 for a float64 head); `dtype` bfloat16 rounds only the factors of the matrix products.
     """
+    picks = targets[:, None]
+    if candidates is not None:
+        picks = torch.cat([picks, candidates.clamp_min(0)], dim=1)
     logprobs, entropy = _HeadLogprobs.apply(
-        hidden, head.weight, head.bias, head.scale, head.softcap, targets, temperature, dtype
+        hidden, head.weight, head.bias, head.scale, head.softcap, picks, temperature, dtype
     )
-    return TokenOutputs(logprobs, entropy)
+    if candidates is None:
+        return TokenOutputs(logprobs[:, 0], entropy[:, 0])
+    return TokenOutputs(logprobs[:, 0], entropy[:, 0], logprobs[:, 1:].masked_fill(candidates < 0, 0))
 
 
 class _HeadLogprobs(torch.autograd.Function):
-    """Chunks of entries at a time; the backward pass recomputes a chunk's logits from their log-sum-exp."""
+    """Log-probs at `picks` i64[L, P], float[L, P], and entropies, float[L, 1]; chunks of entries at a time.
+
+    The backward pass recomputes a chunk's logits and takes their log-sum-exp from the forward pass.
+    """
 
     @staticmethod
     def forward(
@@ -137,48 +160,81 @@ class _HeadLogprobs(torch.autograd.Function):
         bias: Tensor | None,
         scale: float,
         softcap: float | None,
-        targets: Tensor,
+        picks: Tensor,
         temperature: Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
         head = Head(weight, bias, scale, softcap)
         exact = torch.promote_types(weight.dtype, torch.float32)
-        logprobs, entropy, lse = hidden.new_empty((3, len(hidden)), dtype=exact)
+        logprobs = hidden.new_empty(picks.shape, dtype=exact)
+        entropy, lse = (hidden.new_empty((len(hidden), 1), dtype=exact) for _ in range(2))
         for chunk in _chunks(hidden, weight):
             logits, _ = _scaled_logits(hidden[chunk], head, temperature[chunk], dtype)
-            top = logits.amax(-1)
-            exps = torch.exp(logits.sub_(top[:, None]))
-            total = exps.sum(-1)
+            top = logits.amax(-1, keepdim=True)
+            exps = logits.sub_(top).exp()
+            total = exps.sum(-1, keepdim=True)
             log_total = total.log()
-            logprobs[chunk] = logits.gather(-1, targets[chunk, None]).squeeze(-1) - log_total
-            entropy[chunk] = log_total - torch.linalg.vecdot(exps, logits) / total
+            logprobs[chunk] = logits.gather(-1, picks[chunk]) - log_total
+            logits.clamp_min_(LEAST_LOGPROB)
+            entropy[chunk] = log_total - torch.linalg.vecdot(exps, logits)[:, None] / total
             lse[chunk] = log_total + top
-        ctx.save_for_backward(hidden, weight, bias, targets, temperature, lse)
+        ctx.save_for_backward(hidden, weight, bias, picks, temperature, lse, entropy)
         ctx.scale, ctx.softcap, ctx.dtype = scale, softcap, dtype
-        ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, grad_logprobs: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-        hidden, weight, bias, targets, temperature, lse = ctx.saved_tensors
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
+    ) -> tuple[Tensor | None, ...]:
+        hidden, weight, bias, picks, temperature, lse, entropy = ctx.saved_tensors
         head = Head(weight, bias, ctx.scale, ctx.softcap)
+        if grad_logprobs is None:
+            grad_logprobs = lse.new_zeros(picks.shape)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(head.weight, dtype=lse.dtype)
         grad_bias = None if bias is None else torch.zeros_like(bias, dtype=lse.dtype)
         weight = weight.to(torch.bfloat16 if ctx.dtype == torch.bfloat16 else lse.dtype)
         for chunk in _chunks(hidden, weight):
             logits, slope = _scaled_logits(hidden[chunk], head, temperature[chunk], ctx.dtype)
-            # d logprob / d logit_v = [v is the target] - p_v
-            grad = logits.sub_(lse[chunk, None]).exp_().mul_(-grad_logprobs[chunk, None])
-            grad.scatter_add_(-1, targets[chunk, None], grad_logprobs[chunk, None]).mul_(slope)
+            grad = _logit_gradient(
+                logits.sub_(lse[chunk]),
+                picks[chunk],
+                grad_logprobs[chunk],
+                entropy[chunk],
+                None if grad_entropy is None else grad_entropy[chunk],
+            )
+            grad.mul_(slope)
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
-            grad = grad.to(weight.dtype)
+            grad, rows = grad.to(weight.dtype), hidden[chunk].to(weight.dtype)
             grad_hidden[chunk] = grad @ weight
-            grad_weight += grad.T @ hidden[chunk].to(weight.dtype)
+            if grad.dtype == grad_weight.dtype:
+                grad_weight.addmm_(grad.T, rows)  # in place: the product is as large as the weight
+            else:
+                grad_weight += grad.T @ rows
         if grad_bias is not None:
             grad_bias = grad_bias.to(head.weight.dtype)
         return grad_hidden, grad_weight.to(head.weight.dtype), grad_bias, *(None,) * 5
+
+
+def _logit_gradient(
+    log_p: Tensor, picks: Tensor, grad_picks: Tensor, entropy: Tensor, grad_entropy: Tensor | None
+) -> Tensor:
+    """The gradient in a chunk's scaled logits z, float[C, V], made in place of their log-softmax `log_p`.
+
+    d log p_a / d z_v = [v = a] - p_v and d H / d z_v = -p_v (log p_v + H); picks and `grad_picks` [C, P],
+    entropy H and `grad_entropy` [C, 1].
+    """
+    factor = -grad_picks.sum(-1, keepdim=True)
+    if grad_entropy is None:
+        grad = log_p.exp_().mul_(factor)
+    else:
+        p = log_p.exp()
+        log_p.clamp_min_(LEAST_LOGPROB)
+        grad = log_p.mul_(-grad_entropy).add_(factor - grad_entropy * entropy).mul_(p)
+    return grad.scatter_add_(-1, picks, grad_picks)
 
 
 def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
