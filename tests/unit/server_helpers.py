@@ -37,6 +37,12 @@ async def running(path: Path, **settings: Any) -> AsyncIterator[aiohttp.ClientSe
     assert server.cancelled()
 
 
+async def address_of(session: aiohttp.ClientSession) -> str:
+    """Where a running server listens, as replicas are configured."""
+    async with session.get("/health") as response:
+        return str(response.url.with_path("/v1"))
+
+
 async def post(session: aiohttp.ClientSession, path: str, body: Any = None, **more: Any) -> tuple[int, Any]:
     async with session.post(path, json=body, **more) as response:
         return response.status, await response.json()

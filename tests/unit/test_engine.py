@@ -43,8 +43,8 @@ def test_candidates_are_the_most_likely_tokens(tiny_model_dir: Path):
         request = generate(engine, [1, 2, 3], max_tokens=5, logprobs=7)
     best = plain_logprobs(tiny_model_dir, request.tokens)[2:].topk(7)
     for candidates, ids, values in zip(request.candidates, best.indices.tolist(), best.values.tolist()):
-        assert [token for token, _ in candidates] == ids
-        assert [logprob for _, logprob in candidates] == pytest.approx(values, abs=1e-4)
+        assert candidates.token_ids.tolist() == ids
+        assert candidates.logprobs.tolist() == pytest.approx(values, abs=1e-4)
 
 
 def test_prompt_logprobs_equal_a_plain_forward(tiny_model_dir: Path):

@@ -13,6 +13,7 @@ import pytest
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
+from braidrl.orchestrator.sessions import Spans
 from tests.stub_engine import StubEngine
 
 PROMPT = [64, 65, 66]
@@ -50,6 +51,12 @@ async def open_gateway(
         await stack.enter_async_context(gateway)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         yield Setup(gateway, replicas, http)
+
+
+def spans_of(setup: Setup, trace_id: str) -> list[Spans]:
+    session = setup.gateway.take_session(trace_id)
+    assert session is not None
+    return session.answered()
 
 
 async def test_every_call_has_its_own_seed_and_a_run_repeats_them() -> None:
@@ -92,17 +99,17 @@ async def test_a_session_remembers_the_version_of_every_token_in_call_order() ->
         await setup.replicas.update(setup.replicas.all[0], Path("weights"), 2, 5.0)
         await call
         await setup.generate("t")
-        assert setup.gateway.take_session("t") == [[(0, 4), (2, 4)], [(2, 8)]]
-        assert setup.gateway.take_session("t") == []
+        assert spans_of(setup, "t") == [[(0, 4), (2, 4)], [(2, 8)]]
+        assert setup.gateway.take_session("t") is None
 
 
 @pytest.mark.parametrize(
     ("params", "named"),
     [
-        ({"top_p": 0.9}, "top_p=0.9"),
-        ({"top_k": 50}, "top_k=50"),
-        ({"min_p": 0.1}, "min_p=0.1"),
-        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+        ({"top_p": 0.9}, "top_p = 0.9"),
+        ({"top_k": 50}, "top_k = 50"),
+        ({"min_p": 0.1}, "min_p = 0.1"),
+        ({"repetition_penalty": 1.1}, "repetition_penalty = 1.1"),
         ({"temperature": 0.7}, "temperature=0.7"),
     ],
 )
@@ -221,7 +228,7 @@ async def test_tokens_of_lost_weights_are_thrown_away() -> None:
             await asyncio.sleep(0.01)
         await setup.replicas.update(replica, Path("weights"), 2, 5.0)
         assert (await call)[0] == 200
-        assert setup.gateway.take_session("t") == [[(2, 8)]]
+        assert spans_of(setup, "t") == [[(2, 8)]]
 
 
 async def test_an_abandoned_call_stops_its_generation() -> None:

@@ -42,15 +42,15 @@ def truncated(probabilities: list[float], top_k: int, top_p: float, min_p: float
 def test_temperature_is_part_of_the_log_prob():
     params = SamplingParams(temperature=0.5, logprobs=2)
     (candidates,) = draw(torch.tensor([[0.0, 1.0]]), [params], np.array([0.5])).candidates
-    assert dict(candidates)[0] == pytest.approx(-2.126928, abs=1e-6)
-    assert dict(candidates)[1] == pytest.approx(-0.126928, abs=1e-6)
+    assert candidates.token_ids.tolist() == [1, 0]
+    assert candidates.logprobs.tolist() == pytest.approx([-0.126928, -2.126928], abs=1e-6)
 
 
 def test_truncation_renormalises():
     draws = draw(logits_of([0.5, 0.3, 0.2]), [SamplingParams(top_k=2, logprobs=3)], np.array([0.9]))
     assert draws.token_ids == [1]
     assert draws.logprobs[0] == pytest.approx(math.log(0.375), abs=1e-6)
-    assert [token for token, _ in draws.candidates[0]] == [0, 1], "a cut-off token is no candidate"
+    assert draws.candidates[0].token_ids.tolist() == [0, 1], "a cut-off token is no candidate"
 
 
 @pytest.mark.parametrize("top_k", [-1, 0, 1, 3, 100])
@@ -104,7 +104,7 @@ def test_greedy_reports_the_models_own_log_prob():
     )
     assert draws.token_ids == [1]
     assert draws.logprobs[0] == pytest.approx(math.log(0.5), abs=1e-6)
-    assert [token for token, _ in draws.candidates[0]] == [1, 2, 0]
+    assert draws.candidates[0].token_ids.tolist() == [1, 2, 0]
 
 
 def test_a_row_does_not_depend_on_its_batch():
@@ -125,7 +125,7 @@ def test_a_row_does_not_depend_on_its_batch():
         )
         assert alone.token_ids[0] == together.token_ids[row]
         assert alone.logprobs[0] == pytest.approx(together.logprobs[row], abs=1e-6)
-        assert len(together.candidates[row]) == params.logprobs
+        assert len(together.candidates[row].token_ids) == params.logprobs
 
 
 def test_the_input_is_left_alone():

@@ -8,6 +8,10 @@ from pydantic import Field
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.model import ModelConfig
 
+HEAD_MARGIN = 2
+"""Candidates beyond a head that it takes to recover it: a low-ranked sampled token may take one place, and one shows
+whether the last of the head is tied with the next."""
+
 
 class InferenceConfig(BaseConfig):
     """`braid inference`: serves the policy and takes its weight updates."""
@@ -33,6 +37,6 @@ class InferenceConfig(BaseConfig):
     prefill_tokens: int = Field(4096, ge=1)
     """Most prompt tokens that are prefilled between two decode steps."""
     max_logprobs: int = Field(200, ge=1)
-    """Most candidates a request may ask for per token."""
+    """Most candidates a request may ask for per token; `braid rl` raises it to what `[trainer.loss]` needs."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, field_validator
+from pydantic import ConfigDict, Field, field_validator, model_validator
 
 from braidrl.configs.base import BaseConfig
 
@@ -47,14 +47,57 @@ class RendererConfig(BaseConfig):
     """`my_module.Class` or `path/to/file.py:Class`, with `name = "custom"`."""
 
 
+UNBENT: dict[str, tuple[Any, ...]] = {
+    "top_p": (1, None),
+    "top_k": (-1, 0, None),
+    "min_p": (0, None),
+    "presence_penalty": (0, None),
+    "frequency_penalty": (0, None),
+    "repetition_penalty": (1, None),
+    "min_tokens": (0, None),
+    "logit_bias": (None, {}),
+    "allowed_token_ids": (None, []),
+    "bad_words": (None, []),
+}
+"""Sampling parameters that bend the distribution, and their values that leave it alone. The trainer recomputes plain
+softmax log-probs at one temperature, so what trains may not be sampled with anything else."""
+
+
+def check_unbent(sampling: dict[str, Any]) -> None:
+    """Raise `ValueError` for sampling parameters that the trainer could not replay."""
+    for name, harmless in UNBENT.items():
+        if _number(value := sampling.get(name)) not in harmless:
+            raise ValueError(
+                f"{name} = {value} cannot be used in training: it changes the distribution that tokens are drawn "
+                "from, and the trainer computes log-probs of the whole vocabulary; remove it or write "
+                f"{name} = {harmless[0]} (evaluations may use it)"
+            )
+
+
+def _number(value: Any) -> Any:
+    """A number that the command line left as text."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
+
+
 class TrainSamplingConfig(BaseConfig):
-    """How training rollouts are sampled. Truncated sampling (top_p, top_k, min_p) is absent on purpose:
-    the trainer's log-probs cover the whole vocabulary, so a truncated sampler would bias every ratio."""
+    """How training rollouts are sampled. Truncated sampling (top_p, top_k, min_p) and penalties are absent on purpose:
+    the trainer's log-probs cover the whole vocabulary, so a sampler that bends it would bias every ratio."""
 
     temperature: float = Field(1.0, gt=0)
     """Softmax temperature; the trainer divides its logits by the same number."""
     max_tokens: int = Field(1024, ge=1)
     """Most tokens that one model call may produce (capped by the context limit `seq_len`)."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _draws_from_the_whole_vocabulary(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        check_unbent(data)
+        return {key: value for key, value in data.items() if key not in UNBENT}
 
 
 class EvalSamplingConfig(BaseConfig):

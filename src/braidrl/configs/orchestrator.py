@@ -57,6 +57,9 @@ class TrainConfig(BaseConfig):
     """Default curriculum."""
     timeout: float = Field(600.0, gt=0)
     """Default deadline of one episode, in seconds."""
+    capture_head: int | None = Field(None, ge=1)
+    """How many of the policy's most likely tokens to capture at each one that it samples for the rl loss; None: none.
+    `braid rl` sets it to what `[trainer.loss]` needs (`score_centering_topk`)."""
     source: list[TrainSourceConfig] = Field(default_factory=list)
     """The environments, one `[[orchestrator.train.source]]` each."""
 

@@ -1,7 +1,10 @@
 """The last step of a configuration: environment blocks checked by verifiers, sources named."""
 
+from typing import Any
+
 from braidrl.configs.environment import agents_of, resolve_env
 from braidrl.configs.errors import ConfigError
+from braidrl.configs.model import check_unbent
 from braidrl.configs.orchestrator import EvalSourceConfig, OrchestratorConfig, TrainSourceConfig
 
 
@@ -22,12 +25,25 @@ def _resolve(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: st
         source.name = source.name or env.env_id
         if isinstance(source, TrainSourceConfig):
             _check_algorithm(source, agents_of(env), f"{path}[{index}].algo")
+            _check_sampling(source.env, agents_of(env), f"{path}[{index}].env")
         if source.name in taken:
             raise ConfigError(
                 f"{path}[{index}].name",
                 f"{source.name!r} names source {taken[source.name]} already; give each source a name of its own",
             )
         taken[source.name] = index
+
+
+def _check_sampling(block: dict[str, Any], agents: list[str], path: str) -> None:
+    """Refuse an only agent that would not be sampled as the trainer replays it. Of several, the environment says
+    while it runs which ones train, and the gateway refuses those."""
+    if len(agents) != 1:
+        return
+    agent = block.get(agents[0]) or {}
+    try:
+        check_unbent(agent.get("sampling") or {})
+    except ValueError as error:
+        raise ConfigError(f"{path}.{agents[0]}.sampling", str(error)) from None
 
 
 def _check_algorithm(source: TrainSourceConfig, agents: list[str], path: str) -> None:

@@ -25,6 +25,7 @@ from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.sessions import Spans
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
+from braidrl.orchestrator.train.heads import Heads
 from braidrl.utils.renderer import renderer_options
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,8 @@ class Finished:
     episode: vf.Episode
     spans: dict[str, list[Spans]] = field(default_factory=dict)
     """Policy versions by trace id: one entry a model call, in call order."""
+    heads: dict[str, Heads] = field(default_factory=dict)
+    """Captured heads by trace id; nothing where none are captured."""
     seconds: float = 0.0
     """Wall time of generation and scoring."""
 
@@ -100,12 +103,15 @@ class SourceEnv:
         model: str,
         sampling: dict[str, float | int],
         trained_at: float | None,
+        head_size: int | None = None,
     ) -> None:
         env_config = resolve_env(source.env)
         self.source = source
         self.name = source.name or env_config.env_id
         self.gateway = gateway
         self.trained_at = trained_at
+        self.head_size = head_size
+        """Most likely tokens to capture at each one that a trainable agent samples; None: none."""
         self.env = load_environment(env_config)
         client = TrainClientConfig(
             base_url=f"{gateway.url}/v1",
@@ -140,8 +146,11 @@ class SourceEnv:
             episode.env.name = self.name
         finally:
             await _cancel(running, key)
-            spans = {trace_id: self.gateway.take_session(trace_id) for trace_id in sessions}
-        return Finished(key, episode, spans, time.perf_counter() - started)
+            taken = {trace_id: self.gateway.take_session(trace_id) for trace_id in sessions}
+        known = {trace_id: session for trace_id, session in taken.items() if session is not None}
+        spans = {trace_id: session.answered() for trace_id, session in known.items()}
+        heads: dict[str, Heads] = {trace_id: session.heads for trace_id, session in known.items()}
+        return Finished(key, episode, spans, heads, time.perf_counter() - started)
 
     def _name(self, key: str, sessions: list[str]) -> Callable[[Trace], None]:
         """A hook that names each trace before its first model call: by agent, and by number among its own."""
@@ -149,8 +158,10 @@ class SourceEnv:
 
         def on_trace(trace: Trace) -> None:
             agent = trace.agent.name
-            trained_at = self.trained_at if trace.agent.trainable else None
-            self.gateway.open_session(trace.id, f"{key}/{agent}/{minted[agent]}", trained_at)
+            trained_at, head_size = (
+                (self.trained_at, self.head_size) if trace.agent.trainable else (None, None)
+            )
+            self.gateway.open_session(trace.id, f"{key}/{agent}/{minted[agent]}", trained_at, head_size)
             minted[agent] += 1
             sessions.append(trace.id)
 
@@ -203,6 +214,7 @@ class TrainEnv(SourceEnv):
             model=config.model.path if frozen == "policy" else frozen.name,
             sampling=source.sampling.model_dump(),
             trained_at=source.sampling.temperature,
+            head_size=config.train.capture_head if self.live and source.algo.rl_aggregation else None,
         )
         self.algorithm: Algorithm = make_algorithm(source.algo, gateway)
         self.curriculum = Curriculum(source.curriculum, self.env.taskset)

@@ -3,7 +3,7 @@
 It runs inside the orchestrator's event loop and forwards model calls to the replicas of the model that they
 name. On the way it gives every call its own seed, keeps the prefix caches of different policies apart,
 refuses sampling that the trainer could not replay, waits while weights change or a replica restarts, and
-remembers which policy version sampled each token of a session.
+remembers which policy version sampled each token of a session, and the head that it was drawn from if asked to.
 """
 
 import hmac
@@ -19,9 +19,10 @@ import msgspec
 from aiohttp import web
 
 from braidrl.configs.orchestrator import GatewayConfig
+from braidrl.orchestrator.candidates import PACKED
 from braidrl.orchestrator.replicas import Replica, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, translate_answer
-from braidrl.orchestrator.sessions import Session, Spans, derive_seed
+from braidrl.orchestrator.sessions import Session, derive_seed
 from braidrl.utils.retry import RETRIED, Backoff, describe
 
 logger = logging.getLogger(__name__)
@@ -95,14 +96,15 @@ class Gateway:
 
     # -- sessions
 
-    def open_session(self, trace_id: str, key: str, temperature: float | None) -> None:
-        """Name a trace before its first call. `temperature` is the trainer's; None: it does not train."""
-        self.sessions[trace_id] = Session(key, temperature)
+    def open_session(
+        self, trace_id: str, key: str, temperature: float | None, head_size: int | None = None
+    ) -> None:
+        """Name a trace before its first call. See `Session` for what is to be known of it."""
+        self.sessions[trace_id] = Session(key, temperature, head_size)
 
-    def take_session(self, trace_id: str) -> list[Spans]:
-        """Versions of the session's answered calls, in call order; the gateway forgets the session."""
-        session = self.sessions.pop(trace_id, None)
-        return session.answered() if session is not None else []
+    def take_session(self, trace_id: str) -> Session | None:
+        """What is known of the session's calls; the gateway forgets it. None where there is none."""
+        return self.sessions.pop(trace_id, None)
 
     @property
     def policy(self) -> str:
@@ -176,6 +178,8 @@ class Call:
         self.elsewhere = 0.0
         """Seconds spent waiting for a replica or for its answer."""
         self.number = session.next_call() if session is not None else 0
+        self.head_size: int | None = None
+        """Tokens of the heads that it captures; None: it captures none."""
 
     def check(self) -> None:
         """Refuse an unknown model, sampling that the trainer cannot replay, a prompt that does not fit."""
@@ -187,6 +191,8 @@ class Call:
             raise RequestError("the gateway does not stream; remove `stream`")
         if self.session is not None:
             self.request.check(self.session)
+            if self.gateway.pools[self.request.model].live:
+                self.head_size = self.session.head_size
         self.request.limit(self.gateway.context)
 
     async def forward(self) -> web.Response:
@@ -239,7 +245,7 @@ class Call:
 
     async def _post(self, pool: Replicas, replica: Replica, body: bytes, timeout: float) -> tuple[int, bytes]:
         limit = aiohttp.ClientTimeout(total=max(0.001, timeout))
-        headers = {"Content-Type": "application/json"}
+        headers = {"Content-Type": "application/json", **(PACKED if self.head_size else {})}
         url = replica.url + self.path
         async with pool.http.post(url, data=body, headers=headers, timeout=limit) as response:
             return response.status, await response.read()
@@ -257,14 +263,15 @@ class Call:
         seed = None
         if self.session is not None:
             seed = derive_seed(self.gateway.seed, self.session.key, self.number)
-        return self.request.encode(seed, None if version is None else f"v{version}")
+        return self.request.encode(seed, None if version is None else f"v{version}", self.head_size)
 
     def _accept(
         self, pool: Replicas, replica: Replica, version: int | None, body: bytes
     ) -> web.Response | str:
-        """Note the versions of an answer; one older than what the replica acknowledged is thrown away."""
+        """Note versions and heads of an answer; one older than what the replica acknowledged is thrown away."""
         try:
             spans = self.request.spans(body, version)
+            body, heads = self.request.take_heads(body, self.head_size)
         except (msgspec.DecodeError, ValueError) as error:
             return error_response(502, f"{replica.url} gave an answer that cannot be used: {error}")
         if version is not None and spans and min(span[0] for span in spans) < version:
@@ -274,6 +281,7 @@ class Call:
             return f"{replica.url}: {reason}"
         if self.session is not None and spans:
             self.session.spans[self.number] = spans
+            self.session.heads |= heads
         return json_response(200, translate_answer(body))
 
 

@@ -4,23 +4,11 @@ from typing import Any
 
 import msgspec
 
+from braidrl.configs.model import UNBENT, check_unbent
+from braidrl.orchestrator.candidates import take_heads
 from braidrl.orchestrator.sessions import Session, Spans
+from braidrl.orchestrator.train.heads import Head, num_candidates
 
-OFF: dict[str, tuple[Any, ...]] = {
-    "top_p": (1, None),
-    "top_k": (-1, 0, None),
-    "min_p": (0, None),
-    "presence_penalty": (0, None),
-    "frequency_penalty": (0, None),
-    "repetition_penalty": (1, None),
-    "min_tokens": (0, None),
-    "logit_bias": (None, {}),
-    "allowed_token_ids": (None, []),
-    "bad_words": (None, []),
-}
-"""Sampling parameters that bend the distribution, and their values that leave it alone. The trainer
-recomputes plain softmax log-probs at one temperature, so a training session may not set them to anything
-else."""
 UNUSED = ("routed_experts_prompt_start",)
 """Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
 
@@ -43,20 +31,17 @@ class Request:
             raise RequestError(f"the request is not a JSON object of the expected shape: {error}") from None
 
     def _sampling(self) -> dict[str, Any]:
-        names = [name for name in ("temperature", "seed", "stream", *OFF) if name in self.fields]
+        names = [name for name in ("temperature", "seed", "stream", *UNBENT) if name in self.fields]
         return {name: msgspec.json.decode(self.fields[name]) for name in names}
 
     def check(self, session: Session) -> None:
         """Refuse what the trainer cannot replay."""
         if session.temperature is None:
             return
-        for name, harmless in OFF.items():
-            if (value := self.sampling.get(name)) not in harmless:
-                raise RequestError(
-                    f"{name}={value!r} cannot be used in training: it changes the distribution that tokens "
-                    f"are drawn from, and the trainer computes log-probs of the whole vocabulary; remove it "
-                    f"from the environment's sampling (evaluations may use it)"
-                )
+        try:
+            check_unbent(self.sampling)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
         temperature = self.sampling.get("temperature", 1.0)
         if temperature != session.temperature:
             raise RequestError(
@@ -71,9 +56,15 @@ class Request:
         """Policy versions of the tokens of an answer; none where tokens stay with the server."""
         return []
 
-    def encode(self, seed: int | None, salt: str | None) -> bytes:
-        """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart."""
+    def encode(self, seed: int | None, salt: str | None, head_size: int | None = None) -> bytes:
+        """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart; heads of
+        `head_size` are asked for where tokens come back."""
         return self._encode({} if seed is None else {"seed": seed}, salt)
+
+    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, Head]]:
+        """An answer without the candidates that only the gateway asked for, and the heads recovered from them; none
+        where tokens stay with the server. Raises `ValueError` when candidates are missing."""
+        return body, {}
 
     def _encode(self, changes: dict[str, Any], salt: str | None) -> bytes:
         if salt is not None:
@@ -85,7 +76,7 @@ class GenerateRequest(Request):
     """`POST /inference/v1/generate`: token ids in, token ids out."""
 
     def _sampling(self) -> dict[str, Any]:
-        self.prompt_length = len(msgspec.json.decode(self.fields.get("token_ids", b"[]"), type=list[int]))
+        self.prompt = msgspec.json.decode(self.fields.get("token_ids", b"[]"), type=list[int])
         params = msgspec.json.decode(self.fields.get("sampling_params", b"{}"), type=dict[str, Any])
         return {name: value for name, value in params.items() if name not in UNUSED}
 
@@ -93,10 +84,10 @@ class GenerateRequest(Request):
         """Cap `max_tokens` by the room that the prompt leaves; refuse a prompt that leaves none."""
         if context is None:
             return
-        room = context - self.prompt_length
+        room = context - len(self.prompt)
         if room < 1:
             raise RequestError(
-                f"the prompt of {self.prompt_length} tokens leaves no room for an answer in the maximum "
+                f"the prompt of {len(self.prompt)} tokens leaves no room for an answer in the maximum "
                 f"context length of {context} tokens"
             )
         wanted = self.sampling.get("max_tokens")
@@ -105,9 +96,17 @@ class GenerateRequest(Request):
     def spans(self, body: bytes, version: int | None) -> Spans:
         return read_spans(body, version)
 
-    def encode(self, seed: int | None, salt: str | None) -> bytes:
-        seeded = self.sampling if seed is None else {**self.sampling, "seed": seed}
-        return self._encode({"sampling_params": seeded}, salt)
+    def encode(self, seed: int | None, salt: str | None, head_size: int | None = None) -> bytes:
+        sampling = self.sampling if seed is None else {**self.sampling, "seed": seed}
+        if head_size is not None:
+            wanted = max(num_candidates(head_size), self.sampling.get("logprobs") or 0)
+            sampling = {**sampling, "logprobs": wanted}
+        return self._encode({"sampling_params": sampling}, salt)
+
+    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, Head]]:
+        if size is None:
+            return body, {}
+        return take_heads(body, self.prompt, size, self.sampling.get("logprobs"))
 
 
 class _Choice(msgspec.Struct):

@@ -8,6 +8,8 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from braidrl.orchestrator.train.heads import Head
+
 if TYPE_CHECKING:
     from braidrl.orchestrator.replicas import Replica
 
@@ -23,12 +25,16 @@ class Session:
     """Deterministic name; the root of its seeds."""
     temperature: float | None = None
     """What the trainer will replay; None for an evaluation, where every sampling is allowed."""
+    head_size: int | None = None
+    """Most likely tokens to capture at each one that the live policy samples; None: none."""
     replica: "Replica | None" = None
     """Where its growing prefix is cached."""
     calls: int = 0
     """Calls that arrived."""
     spans: dict[int, Spans] = field(default_factory=dict)
     """Versions of the calls that were answered, by the number of the call."""
+    heads: dict[bytes, Head] = field(default_factory=dict)
+    """What was captured, by the key of the call (`braidrl.orchestrator.train.heads`)."""
 
     def next_call(self) -> int:
         """Number the call that has just arrived."""

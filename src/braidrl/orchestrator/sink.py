@@ -156,6 +156,7 @@ class Sink:
                     group_id=group.id,
                     episode_id=finished.episode.id,
                     versions=versions,
+                    heads=None if group.env.head_size is None else finished.heads.get(trace.id, {}),
                 )
                 flat = cut()
                 self.metrics.refused(flat.refused.elements())

@@ -36,9 +36,10 @@ class TrainingSample(msgspec.Struct, kw_only=True, omit_defaults=True):
     ref_logprobs: np.ndarray | None = None
     """f32[T]: log-probs of the reference at `mask`, 0 elsewhere."""
     head_ids: np.ndarray | None = None
-    """i32[N, K]: the sampler's most likely tokens at the N positions of `mask` (score centering); -1 pads."""
+    """i32[N, K]: the sampler's most likely tokens at the N positions of `mask`, best first (score centering); -1 pads.
+    None: not captured, or no token is a member of rl."""
     head_logprobs: np.ndarray | None = None
-    """f32[N, K]: their log-probs."""
+    """f32[N, K]: their log-probs in the sampler's distribution over the whole vocabulary; -inf pads."""
     env: str = ""
     """Name of the training source."""
     agent: str = ""

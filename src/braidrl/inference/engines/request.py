@@ -3,7 +3,7 @@
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 
-from braidrl.inference.engines.sampling import SamplingParams
+from braidrl.inference.engines.sampling import Candidates, SamplingParams
 
 Score = tuple[int, float, int]
 """Token id, log-probability, rank (1 is the best)."""
@@ -29,7 +29,7 @@ class Request:
     cached: int = 0
     """How many of `tokens` have keys and values under the current weights."""
     logprobs: list[float] = field(default_factory=list)
-    candidates: list[list[tuple[int, float]]] = field(default_factory=list)
+    candidates: list[Candidates] = field(default_factory=list)
     scores: list[list[Score]] = field(default_factory=list)
     """Of prompt tokens 1, 2, ...: the token itself, then the most likely ones."""
     versions: list[tuple[int, int]] = field(default_factory=list)
@@ -55,7 +55,7 @@ class Request:
         """Whether prompt log-probs are still missing."""
         return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt) - 1
 
-    def add(self, token: int, logprob: float, candidates: list[tuple[int, float]], version: int) -> None:
+    def add(self, token: int, logprob: float, candidates: Candidates, version: int) -> None:
         """Append a drawn token and finish when it is the last."""
         self.tokens.append(token)
         self.logprobs.append(logprob)

@@ -5,6 +5,7 @@ B is the number of rows, V the vocabulary. A row's draw depends on its seed and 
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -43,6 +44,15 @@ class SamplingParams:
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
+class Candidates(NamedTuple):
+    """The most likely tokens at one position, best first; cut-off tokens are absent."""
+
+    token_ids: np.ndarray
+    """i32[W]."""
+    logprobs: np.ndarray
+    """f64[W]: in the distribution that is drawn from."""
+
+
 @dataclass(frozen=True)
 class Draws:
     """One drawn token a row, and what it was drawn from."""
@@ -50,8 +60,8 @@ class Draws:
     token_ids: list[int]
     logprobs: list[float]
     """Log-probability of each drawn token in the distribution that it was drawn from."""
-    candidates: list[list[tuple[int, float]]]
-    """The most likely tokens of each row with their log-probs, best first; cut-off tokens are absent."""
+    candidates: list[Candidates]
+    """Of each row, as many as it asked for."""
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
@@ -104,11 +114,8 @@ def draw(logits_BV: Tensor, params: Sequence[SamplingParams], uniforms_B: np.nda
     greedy_B = torch.tensor([p.temperature == 0 for p in params], device=scaled_BV.device)
     tokens_B = torch.where(greedy_B, argbest_B1[:, 0], tokens_B)
     logprobs_B = weights_BV.gather(1, tokens_B[:, None])[:, 0].double().log() - totals_B.log()
-    best = (values_BK.double() - best_B1 - totals_B.log()[:, None]).tolist()
-    candidates = [
-        [(token, logprob) for token, logprob in zip(ids[: p.logprobs], row) if logprob > -torch.inf]
-        for ids, row, p in zip(ids_BK.tolist(), best, params)
-    ]
+    found_BK = values_BK.double() - best_B1 - totals_B.log()[:, None]
+    candidates = _candidates(ids_BK, found_BK, [p.logprobs for p in params])
     return Draws(tokens_B.tolist(), logprobs_B.tolist(), candidates)
 
 
@@ -125,6 +132,15 @@ def score(logits_BV: Tensor, targets: Sequence[int], width: int) -> list[list[tu
         for target, found, rank, row_ids, row in zip(
             targets, found_B1[:, 0].tolist(), ranks, ids.tolist(), best.tolist()
         )
+    ]
+
+
+def _candidates(ids_BK: Tensor, logprobs_BK: Tensor, wanted: Sequence[int]) -> list[Candidates]:
+    """Each row's own copy of what it wants: a view would keep the whole batch alive as long as the request."""
+    ids, logprobs = ids_BK.to(torch.int32).cpu().numpy(), logprobs_BK.cpu().numpy()
+    counts = np.minimum(wanted, (logprobs > -np.inf).sum(-1)).tolist()
+    return [
+        Candidates(ids[row, :count].copy(), logprobs[row, :count].copy()) for row, count in enumerate(counts)
     ]
 
 

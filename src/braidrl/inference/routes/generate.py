@@ -1,13 +1,15 @@
 """`POST /inference/v1/generate`: token ids in, token ids and log-probs out."""
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import uuid4
 
+import numpy as np
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
 from braidrl.inference.engines.request import Request, Score
-from braidrl.inference.engines.sampling import SamplingParams
+from braidrl.inference.engines.sampling import Candidates, SamplingParams
 from braidrl.inference.routes.context import (
     CONTEXT,
     Context,
@@ -18,6 +20,9 @@ from braidrl.inference.routes.context import (
     parse,
     reply,
 )
+
+PACKED = ("X-Braid-Logprobs", "packed")
+"""Header of a request whose candidates are wanted as arrays; every other server spells them out."""
 
 
 class SamplingBody(BaseModel):
@@ -96,18 +101,45 @@ async def generate(request: web.Request) -> web.Response:
             eos=not sampling.ignore_eos,
         ),
     )
-    return reply(generate_response(context, done, with_logprobs=sampling.logprobs is not None))
+    packed = request.headers.get(PACKED[0]) == PACKED[1]
+    logprobs = None if sampling.logprobs is None else choice_logprobs(done, packed)
+    return reply(generate_response(context, done, logprobs))
 
 
-def generate_response(context: Context, done: Request, with_logprobs: bool) -> dict[str, Any]:
-    """A finished request in vLLM's shape, with one `token_id:N` entry a generated token."""
+def choice_logprobs(done: Request, packed: bool) -> dict[str, Any]:
+    """One `token_id:N` entry a generated token; with `packed`, the candidates of all tokens stand beside them."""
+
+    def name(token: int) -> str:
+        return f"token_id:{token}"
+
+    if not packed:
+        return {"content": logprob_entries(done, name)}
+    entries = [
+        {"token": name(token), "logprob": logprob, "top_logprobs": []}
+        for token, logprob in zip(done.completion, done.logprobs)
+    ]
+    return {"content": entries, "packed": pack_candidates(done.candidates)}
+
+
+def pack_candidates(candidates: Sequence[Candidates]) -> dict[str, Any]:
+    """The candidates of N tokens, W at most, as `{width, token_ids: i32[N, W], logprobs: f32[N, W]}`: little-endian
+    bytes (base64 in JSON), best first, padded with -1 and -inf."""
+    width = max((len(found.token_ids) for found in candidates), default=0)
+    ids = np.full((len(candidates), width), -1, "<i4")
+    logprobs = np.full((len(candidates), width), -np.inf, "<f4")
+    for row, found in enumerate(candidates):
+        ids[row, : len(found.token_ids)] = found.token_ids
+        logprobs[row, : len(found.token_ids)] = found.logprobs
+    return {"width": width, "token_ids": ids.tobytes(), "logprobs": logprobs.tobytes()}
+
+
+def generate_response(context: Context, done: Request, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+    """A finished request in vLLM's shape."""
     choice = {
         "index": 0,
         "token_ids": done.completion,
         "finish_reason": done.finish_reason,
-        "logprobs": {"content": logprob_entries(done, lambda token: f"token_id:{token}")}
-        if with_logprobs
-        else None,
+        "logprobs": logprobs,
     }
     return {
         "request_id": done.id,
@@ -121,8 +153,12 @@ def logprob_entries(done: Request, name: Any) -> list[dict[str, Any]]:
     """One entry a generated token: its log-prob and the most likely candidates, itself always among them."""
     entries = []
     for token, logprob, candidates in zip(done.completion, done.logprobs, done.candidates):
-        named = [{"token": name(other), "logprob": value} for other, value in candidates]
-        if candidates and all(other != token for other, _ in candidates):
+        ids = candidates.token_ids.tolist()
+        named = [
+            {"token": name(other), "logprob": value}
+            for other, value in zip(ids, candidates.logprobs.tolist())
+        ]
+        if ids and token not in ids:
             named.append({"token": name(token), "logprob": logprob})
         entries.append({"token": name(token), "logprob": logprob, "top_logprobs": named})
     return entries

@@ -10,6 +10,7 @@ from verifiers.v1 import Trace
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch
 
+from braidrl.orchestrator.train.heads import Heads, branch_head
 from braidrl.transport.types import TrainingSample
 
 RL, CE, REF_KL = "rl", "ce", "ref_kl"
@@ -35,6 +36,7 @@ def flatten_trace(
     group_id: str = "",
     episode_id: str = "",
     versions: Sequence[int] = (),
+    heads: Heads | None = None,
 ) -> Flattened:
     """Cut an annotated trace into training samples.
 
@@ -49,6 +51,10 @@ def flatten_trace(
         versions: policy version of every sampled token, node after node. If their number does not fit the
             graph, every sample spans all of them, which can only overstate its age; none: a frozen source,
             version 0.
+        heads: captured from the trace's model calls, by `call_key`; None: the loss needs none.
+
+    Raises:
+        MissingHeadError: heads are captured, but a token of the rl loss has none.
     """
     result = Flattened()
     if reason := _misfit(trace):
@@ -66,6 +72,8 @@ def flatten_trace(
             result.refused["too_long"] += 1
             continue
         own = [spans[id(node)] for node in branch.nodes if id(node) in spans]
+        if heads is not None:
+            _attach_head(sample, branch, heads, trace.id)
         trained.update(id(node) for node in branch.nodes)
         sample.version_start = min((start for start, _ in own), default=0)
         sample.version_end = max((end for _, end in own), default=0)
@@ -81,14 +89,24 @@ def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
     train.
 
     A sample that keeps ce or ref_kl weight is kept. The rl stream is sent only where it says more than
-    `mask`.
+    `mask`, heads only where a token is left in rl.
     """
     rl = sample.mask.astype(np.float32) if sample.rl_weights is None else sample.rl_weights
     signal = np.zeros_like(sample.mask) if sample.advantages is None else sample.advantages != 0
     rl = np.where(sample.mask & signal, rl, np.float32(0))
     if not (rl.any() or _any(sample.ce_weights) or _any(sample.ref_kl_weights)):
         return None
-    return msgspec.structs.replace(sample, rl_weights=None if np.array_equal(rl, sample.mask) else rl)
+    weights = None if np.array_equal(rl, sample.mask) else rl
+    if rl.any():
+        return msgspec.structs.replace(sample, rl_weights=weights)
+    return msgspec.structs.replace(sample, rl_weights=weights, head_ids=None, head_logprobs=None)
+
+
+def _attach_head(sample: TrainingSample, branch: Branch, heads: Heads, trace_id: str) -> None:
+    """Give a sample the heads of its sampled tokens, if any is a member of rl."""
+    rl = sample.mask if sample.rl_weights is None else sample.rl_weights
+    if (head := branch_head(branch, sample.mask, rl, heads, trace_id)) is not None:
+        sample.head_ids, sample.head_logprobs = head
 
 
 def _flatten_branch(branch: Branch, trained: set[int]) -> TrainingSample | None:
