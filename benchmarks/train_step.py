@@ -100,7 +100,7 @@ class Braid:
         for row in pack(self.samples, max_tokens=2048):
             micro = to_device(row, "cpu")
             outputs = token_logprobs(self.model, micro, self.dtype)
-            loss, _ = component_loss(outputs.logprobs, micro, self.rl_loss, normalisers, outputs.entropy)
+            loss, _ = component_loss(outputs, micro, self.rl_loss, normalisers)
             loss.backward()
             total += loss.item()
         return total

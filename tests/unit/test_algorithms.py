@@ -19,7 +19,7 @@ from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
 from braidrl.orchestrator.train.samples import CE, flatten_trace
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingSample
@@ -65,6 +65,8 @@ async def test_traces_without_a_usable_reward_stay_out_and_are_counted() -> None
     assert algorithm.metrics() == {
         "groups": 1.0,
         "zero_advantage_groups": 0.0,
+        "traces": 2.0,
+        "adv_zero_ratio": 0.0,
         "tokens": 6.0,
         "zero_advantage_tokens": 0.0,
         "excluded/nonfinite_reward": 1.0,
@@ -80,8 +82,8 @@ async def test_metrics_tell_the_share_of_groups_without_signal() -> None:
     algorithm = make_algorithm(GRPOConfig())
     await algorithm.score_group([episode(trace(1.0), group="a"), episode(trace(1.0), group="a")])
     await algorithm.score_group([episode(trace(1.0), group="b"), episode(trace(0.0), group="b")])
-    shares = {"zero_advantage_groups": 0.5, "zero_advantage_tokens": 0.5}
-    assert algorithm.metrics() == {"groups": 2.0, "tokens": 12.0, **shares}
+    shares = {"zero_advantage_groups": 0.5, "adv_zero_ratio": 0.5, "zero_advantage_tokens": 0.5}
+    assert algorithm.metrics() == {"groups": 2.0, "traces": 4.0, "tokens": 12.0, **shares}
 
 
 async def test_an_empty_group_is_no_work() -> None:
@@ -225,7 +227,7 @@ def test_advantages_off_the_mask_count_for_nothing() -> None:
     (micro,) = pack([sample], max_tokens=8)
     x = torch.full((2,), -0.5, requires_grad=True)
     parts = (make_loss(IPOLossConfig()), Normalisers.of([sample]))
-    loss, _ = component_loss(x, to_device(micro, torch.device("cpu")), *parts)
+    loss, _ = component_loss(TokenOutputs(x, x.detach()), to_device(micro, torch.device("cpu")), *parts)
     assert loss.item() == -1.0
 
 

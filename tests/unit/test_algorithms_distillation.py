@@ -22,7 +22,7 @@ from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.algo.routing import assign_reference_logprobs
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingBatch, decode_batch, encode
@@ -101,9 +101,9 @@ async def test_a_changed_score_changes_the_gradient(tiny_model_dir: Path) -> Non
         (sample,) = decode_batch(encode(TrainingBatch(step=1, samples=[sample]))).samples
         (micro,) = pack([sample], max_tokens=64)
         x = torch.full((int(sample.mask.sum()),), -0.75, requires_grad=True)
-        loss, _ = component_loss(
-            x, to_device(micro, torch.device("cpu")), make_loss(IPOLossConfig()), Normalisers.of([sample])
-        )
+        device = to_device(micro, torch.device("cpu"))
+        outputs = TokenOutputs(x, x.detach())
+        loss, _ = component_loss(outputs, device, make_loss(IPOLossConfig()), Normalisers.of([sample]))
         loss.backward()
         return x.grad
 

@@ -12,7 +12,7 @@ from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.samples import CE, drop_zero_signal, flatten_trace
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingSample
@@ -85,7 +85,8 @@ async def test_the_rl_gradient_does_not_change_with_echo_rows_beside_it() -> Non
             device = to_device(micro, torch.device("cpu"))
             plain = device.sample_index < 2
             x = torch.linspace(-0.9, -0.1, len(plain)).where(~plain, torch.tensor(-0.75)).requires_grad_()
-            loss, _ = component_loss(x, device, make_loss(IPOLossConfig()), Normalisers.of(samples))
+            outputs = TokenOutputs(x, x.detach())
+            loss, _ = component_loss(outputs, device, make_loss(IPOLossConfig()), Normalisers.of(samples))
             total = total + loss
             found.append((x, plain))
         total.backward()

@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 import torch
 
-from braidrl.configs.loss import IPOLossConfig
+from braidrl.configs.loss import IcePopLossConfig, IPOLossConfig
 from braidrl.packing import COMPONENTS, Normalisers, Segment, pack
 from braidrl.trainer.attention import Forest
-from braidrl.trainer.forward import DeviceMicroBatch, to_device
+from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss, nonfinite_samples, reduce_metrics
+from braidrl.trainer.rl.loss import Loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingSample
 
@@ -45,10 +46,16 @@ def rl_members(given: dict) -> list[list[float]]:
     return [[w * m for w, m in zip(weights, mask, strict=True)] for weights, mask in pairs]
 
 
-def totals(micros: list, logprobs: list[torch.Tensor], normalisers: Normalisers) -> tuple[torch.Tensor, dict]:
+def rl_loss(config: dict) -> Loss:
+    return make_loss({"ipo": IPOLossConfig, "icepop": IcePopLossConfig}[config["type"]](**config))
+
+
+def totals(
+    micros: list, logprobs: list[torch.Tensor], normalisers: Normalisers, loss_of: Loss = IPO
+) -> tuple[torch.Tensor, dict]:
     loss, sums = torch.zeros(()), {}
     for micro, x in zip(micros, logprobs, strict=True):
-        part, metrics = component_loss(x, micro, IPO, normalisers)
+        part, metrics = component_loss(TokenOutputs(x, x.detach()), micro, loss_of, normalisers)
         loss = loss + part
         sums = {name: pair + sums.get(name, 0) for name, pair in metrics.items()}
     return loss, reduce_metrics(sums)
@@ -70,15 +77,15 @@ def test_mixed_components(vectors, dtype, tolerance, split):
     for case in vectors["mixed_components"]["cases"]:
         given = case["inputs"] | {"rl_weights": rl_members(case["inputs"])}
         rows = given["trainer_logprobs"]
-        if given["rl_loss"]["type"] != "ipo":
-            continue
         x = flat(rows, dtype).requires_grad_()
         parts = [[i] for i in range(len(rows))] if split else [list(range(len(rows)))]
         micros = [
             entries(dtype, **{name: [given[name][i] for i in part] for name in STREAMS}) for part in parts
         ]
         logprobs = x.split([len(row) for row in rows]) if split else [x]
-        loss, metrics = totals(micros, list(logprobs), Normalisers(*given["scales"]))
+        loss, metrics = totals(
+            micros, list(logprobs), Normalisers(*given["scales"]), rl_loss(given["rl_loss"])
+        )
         (gradient,) = torch.autograd.grad(loss, x)
         check(case, loss, metrics, gradient, tolerance)
 
@@ -96,7 +103,7 @@ def test_mixed_components_through_packed_rows(vectors, max_tokens):
         micros = [to_device(row, "cpu") for row in pack(samples, max_tokens=max_tokens)]
         padded = torch.nn.utils.rnn.pad_sequence(x, batch_first=True)
         logprobs = [padded[micro.sample_index, micro.targets % 100] for micro in micros]
-        loss, metrics = totals(micros, logprobs, Normalisers(*given["scales"]))
+        loss, metrics = totals(micros, logprobs, Normalisers(*given["scales"]), rl_loss(given["rl_loss"]))
         gradient = torch.autograd.grad(loss, x)
         check(case, loss, metrics, torch.cat([part[1:] for part in gradient]), 1e-5)
 
@@ -161,16 +168,13 @@ def test_a_fractional_denominator_is_kept():
 def test_no_entries_is_an_attached_zero():
     micro, _ = nll_entries([], [])
     x = torch.zeros(4, requires_grad=True)
-    loss, metrics = component_loss(
-        x[micro.hidden_index], micro, IPO, Normalisers(2, 3, 4), entropy=torch.zeros(0)
-    )
+    nothing = TokenOutputs(x[micro.hidden_index], torch.zeros(0))
+    loss, metrics = component_loss(nothing, micro, IPO, Normalisers(2, 3, 4))
     loss.backward()
     assert loss.item() == 0 and x.grad.tolist() == [0.0] * 4
     full = nll_entries([[1]], [[1]])
-    assert (
-        metrics.keys()
-        == component_loss(full[1], full[0], IPO, Normalisers(1), entropy=torch.ones(1))[1].keys()
-    )
+    one = TokenOutputs(full[1], torch.ones(1))
+    assert metrics.keys() == component_loss(one, full[0], IPO, Normalisers(1))[1].keys()
 
 
 def test_nonfinite_trainer_logprobs_are_counted_and_named():
@@ -195,6 +199,6 @@ def test_a_reference_score_reaches_the_gradient():
             ref_kl_weights=[[1.0]],
         )
         x = torch.tensor([-1.2], dtype=torch.float64, requires_grad=True)
-        component_loss(x, micro, IPO, Normalisers(ref_kl=1))[0].backward()
+        component_loss(TokenOutputs(x, x.detach()), micro, IPO, Normalisers(ref_kl=1))[0].backward()
         gradients.append(x.grad.item())
     assert gradients == pytest.approx([-0.2, 0.3])

@@ -62,7 +62,7 @@ def train(model: PreTrainedModel, samples: list[TrainingSample], **packing) -> t
         for row in pack(samples, rank=rank, world_size=world_size, **packing):
             micro = to_device(row, "cpu")
             outputs = token_logprobs(model, micro)
-            loss, _ = component_loss(outputs.logprobs, micro, IPO, Normalisers.of(samples), outputs.entropy)
+            loss, _ = component_loss(outputs, micro, IPO, Normalisers.of(samples))
             loss.backward()
             total += loss.item()
     return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
@@ -193,7 +193,7 @@ def test_bfloat16_gradients_point_the_same_way(model, samples):
     (row,) = pack(samples, max_tokens=512)
     micro = to_device(row, "cpu")
     outputs = token_logprobs(model, micro, torch.bfloat16)
-    component_loss(outputs.logprobs, micro, IPO, Normalisers.of(samples))[0].backward()
+    component_loss(outputs, micro, IPO, Normalisers.of(samples))[0].backward()
     rounded = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
     assert rounded.dtype == torch.float32
     assert torch.cosine_similarity(rounded, exact, dim=0) > 0.999

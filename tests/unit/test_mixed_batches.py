@@ -13,7 +13,7 @@ from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.packing import COMPONENTS, Normalisers, pack
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.forward import TokenOutputs, to_device
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
@@ -137,8 +137,9 @@ def test_every_row_of_every_rank_reports_the_same_metrics(batches: Batches) -> N
     reported = []
     for row in rows:
         x = torch.zeros(len(row.targets), requires_grad=True)
+        outputs = TokenOutputs(x, x.detach())
         parts = (make_loss(IPOLossConfig()), Normalisers.of(batches.mixed))
-        reported.append(component_loss(x, to_device(row, "cpu"), *parts)[1].keys())
+        reported.append(component_loss(outputs, to_device(row, "cpu"), *parts)[1].keys())
     assert len(reported) > 2 and all(keys == reported[0] for keys in reported)
     assert {"is_masked/env/math", "nll/env/shell", "ref_kl/env/tutor"} < reported[0]
 

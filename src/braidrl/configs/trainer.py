@@ -1,13 +1,17 @@
 """The trainer process."""
 
 from pathlib import Path
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
-from braidrl.configs.loss import LossConfig
+from braidrl.configs.loss import IPOLossConfig, LossConfig
 from braidrl.configs.model import ModelConfig
+from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
+
+LossAggregation = Literal["token-mean", "seq-mean-token-mean"]
 
 
 class CheckpointConfig(BaseConfig):
@@ -34,8 +38,24 @@ class TrainerConfig(BaseConfig):
     """Seeds everything that the trainer draws."""
     micro_batch_tokens: int | None = Field(None, ge=2)
     """Tokens of one packed row, which is one forward and backward; None: `seq_len`. Gradients do not depend on it."""
-    loss: LossConfig = Field(default_factory=LossConfig)
+    loss: LossConfig = Field(default_factory=IPOLossConfig)
     """The rl loss."""
+    loss_agg_mode: LossAggregation = "token-mean"
+    """What the rl loss is the mean of: all tokens alike, or trajectories, each of which is the mean of its tokens."""
+    mini_batches: int = Field(1, ge=1)
+    """Optimizer steps on each batch, each on a part of it."""
+    use_rollout_log_probs: bool = False
+    """Take the sampler's log-probs for `old`, instead of the trainer's before the step."""
+    is_correction: ISCorrectionConfig | None = None
+    """Weigh the rl loss by old / mu."""
+    m2po: M2POConfig | None = None
+    """Leave out the tokens that are most off-policy."""
+    opsm: OPSMConfig | None = None
+    """Drop bad sequences that the policy has moved away from."""
+    entropy_coef: float = 0.0
+    """This times the mean entropy is subtracted from the rl loss."""
+    reference_kl: ReferenceKLConfig | None = None
+    """Keep the policy near a reference."""
     optim: OptimConfig = Field(default_factory=OptimConfig)
     """Optimizer."""
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
@@ -48,3 +68,37 @@ class TrainerConfig(BaseConfig):
     """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""
     batch_timeout: float = Field(3600.0, gt=0)
     """Longest wait for the next batch, in seconds."""
+
+    @property
+    def needs_old_logprobs(self) -> bool:
+        """Whether a step starts with a forward of the whole batch, to know `old` before anything changes.
+
+        With one mini batch and no weight or mask that depends on `old`, it is what the step's own forward gives.
+        """
+        if self.use_rollout_log_probs:
+            return False
+        weighed = self.is_correction is not None or self.m2po is not None
+        return weighed or (self.compares_with_old and self.mini_batches > 1)
+
+    @property
+    def compares_with_old(self) -> bool:
+        """Whether anything in the rl component depends on `old`."""
+        unbiased = self.reference_kl is not None and self.reference_kl.use_unbiased_kl
+        opsm = self.opsm is not None and self.opsm.reference == "old"
+        weighed = self.is_correction is not None or self.m2po is not None
+        return self.loss.compares_with_old or weighed or opsm or unbiased
+
+    @model_validator(mode="after")
+    def _protections_have_two_policies(self) -> Self:
+        for name in ("is_correction", "m2po"):
+            if getattr(self, name) is not None and self.use_rollout_log_probs:
+                raise ValueError(
+                    f"{name} compares the trainer's log-probs with the sampler's, and use_rollout_log_probs makes "
+                    f"them the same; remove {name}, or set use_rollout_log_probs = false"
+                )
+        if self.is_correction is not None and self.loss.type in ("ipo", "icepop"):
+            raise ValueError(
+                f"is_correction weighs by old / mu, and the ratio pi / mu of {self.loss.type} does so already; remove "
+                'is_correction, or use loss.type = "grpo" or "gspo"'
+            )
+        return self

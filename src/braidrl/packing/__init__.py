@@ -1,6 +1,6 @@
 """Samples to packed rows, and the denominators of a batch."""
 
 from braidrl.packing.rows import MicroBatch, Segment, pack
-from braidrl.packing.streams import COMPONENTS, Normalisers
+from braidrl.packing.streams import COMPONENTS, Normalisers, rl_streams
 
-__all__ = ["COMPONENTS", "MicroBatch", "Normalisers", "Segment", "pack"]
+__all__ = ["COMPONENTS", "MicroBatch", "Normalisers", "Segment", "pack", "rl_streams"]

@@ -6,22 +6,16 @@ row holds only what predicts a loss entry: the tokens after a sample's last pred
 left out.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from braidrl.packing.streams import COMPONENTS, streams_of
+from braidrl.packing.entries import Path, entry_fields, head_fields, head_width
+from braidrl.packing.streams import COMPONENTS
 from braidrl.transport.types import TrainingSample
-
-ENTRY_FIELDS = {
-    **dict.fromkeys(("hidden_index", "targets", "sample_index"), np.int64),
-    **dict.fromkeys(("temperature", "rl_weights", "ce_weights", "ref_kl_weights"), np.float32),
-    **dict.fromkeys(("advantages", "inference_logprobs", "ref_logprobs"), np.float32),
-}
-"""Per-entry fields of `MicroBatch` and their dtypes."""
 
 
 class Segment(NamedTuple):
@@ -56,32 +50,44 @@ class MicroBatch:
     targets: np.ndarray
     """i64[L]: the predicted token."""
     temperature: np.ndarray
-    """f32[L] > 0: the sampling temperature."""
+    """float[L] > 0: the sampling temperature."""
     sample_index: np.ndarray
     """i64[L]: index of the entry's sample among those given to `pack`."""
     rl_weights: np.ndarray
-    """f32[L] >= 0; 0 is no member of `rl`."""
+    """float[L] >= 0; 0 is no member of `rl`."""
     ce_weights: np.ndarray
-    """f32[L] >= 0; 0 is no member of `ce`."""
+    """float[L] >= 0; 0 is no member of `ce`."""
     ref_kl_weights: np.ndarray
-    """f32[L] >= 0; 0 is no member of `ref_kl`."""
+    """float[L] >= 0; 0 is no member of `ref_kl`."""
     advantages: np.ndarray
-    """f32[L]; NaN where the sample has none."""
+    """float[L]; NaN where the sample has none."""
     inference_logprobs: np.ndarray
-    """f32[L]: log-probs of the sampler, as the sample carries them (0 off its mask)."""
+    """float[L]: log-probs of the sampler, as the sample carries them (0 off its mask)."""
     ref_logprobs: np.ndarray
-    """f32[L]: log-probs of the reference; NaN where absent."""
+    """float[L]: log-probs of the reference; NaN where absent."""
+    extra: dict[str, np.ndarray]
+    """float[L]: the entries' part of the extra streams that `pack` was given."""
+    head_ids: np.ndarray | None
+    """i64[L, K]: the sampler's most likely tokens at each entry, -1 pads; None where no sample has any."""
+    head_logprobs: np.ndarray | None
+    """float[L, K]: their log-probs; -inf at pads."""
     members: dict[str, dict[str, np.ndarray]]
     """Component -> environment -> i64[M]: its entries in this row, ascending. Every row of a batch, on every
     rank, lists each environment that has members of the component anywhere in the batch, in one order."""
 
 
 def pack(
-    samples: Sequence[TrainingSample], *, max_tokens: int, rank: int = 0, world_size: int = 1
+    samples: Sequence[TrainingSample],
+    extra: Mapping[str, Sequence[np.ndarray]] | None = None,
+    *,
+    max_tokens: int,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> list[MicroBatch]:
     """The rows of one rank, at most `max_tokens` long; a single longer sample gets a row of its own.
 
-    Every rank that is given the same samples gets the same number of rows of about equal length.
+    Every rank that is given the same samples gets the same number of rows of about equal length. `extra` are
+    further streams by name, one float[T] a sample.
 
     Raises:
         ValueError: naming the sample. A stream's length is not the number of tokens; a weight is negative or
@@ -91,50 +97,27 @@ def pack(
     if max_tokens < 1 or not 0 <= rank < world_size:
         seen = f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}"
         raise ValueError(f"{seen}: need max_tokens >= 1 and 0 <= rank < world_size")
-    paths = [_Path(index, sample) for index, sample in enumerate(samples)]
+    paths = [
+        Path(index, sample, {name: streams[index] for name, streams in (extra or {}).items()})
+        for index, sample in enumerate(samples)
+    ]
     paths = sorted((path for path in paths if path.entries.size), key=lambda path: path.sort_key)
     envs = {
         name: sorted({path.sample.env for path in paths if getattr(path.streams, name).any()})
         for name in COMPONENTS
     }
+    width = head_width(paths)
     rows = _balanced_rows(paths, max_tokens, world_size)
     mine = [
         rows[first : first + world_size][rank if turn % 2 == 0 else world_size - 1 - rank]
         for turn, first in enumerate(range(0, len(rows), world_size))
     ]
-    return [_build_row([paths[index] for index in sorted(row)], envs) for row in mine]
+    return [
+        _build_row([paths[index] for index in sorted(row)], envs, list(extra or ()), width) for row in mine
+    ]
 
 
-class _Path:
-    """One sample on its way into a row: the tokens that its entries need, and the entries."""
-
-    def __init__(self, index: int, sample: TrainingSample) -> None:
-        self.index, self.sample, self.streams = index, sample, streams_of(index, sample)
-        self.entries = np.flatnonzero(sum(self.streams))
-        self.tokens = sample.token_ids[: self.entries[-1] if self.entries.size else 0]
-        # big-endian bytes order like the numbers; equal paths keep the order of the batch
-        self.sort_key = (self.tokens.astype(">u4").tobytes(), index)
-
-    def columns(self, where: np.ndarray) -> dict[str, np.ndarray]:
-        """The per-entry fields of `MicroBatch`; `where` i64 is the row index of each of `tokens`."""
-        sample = self.sample
-        absent = np.full(len(sample.token_ids), np.nan)
-        streams = {
-            "targets": sample.token_ids,
-            "temperature": np.full(len(sample.token_ids), sample.temperature),
-            "sample_index": np.full(len(sample.token_ids), self.index),
-            "rl_weights": self.streams.rl,
-            "ce_weights": self.streams.ce,
-            "ref_kl_weights": self.streams.ref_kl,
-            "advantages": absent if sample.advantages is None else sample.advantages,
-            "inference_logprobs": sample.sampling_logprobs,
-            "ref_logprobs": absent if sample.ref_logprobs is None else sample.ref_logprobs,
-        }
-        entries = {name: stream[self.entries] for name, stream in streams.items()}
-        return entries | {"hidden_index": where[self.entries - 1]}
-
-
-def _balanced_rows(paths: list[_Path], max_tokens: int, world_size: int) -> list[list[int]]:
+def _balanced_rows(paths: list[Path], max_tokens: int, world_size: int) -> list[list[int]]:
     """Rows as path indices, longest first, a multiple of `world_size` (empty ones pad): the fewest that hold
     `max_tokens` each, then the least capacity that still needs no more of them."""
     lengths = [len(path.tokens) for path in paths]
@@ -179,9 +162,11 @@ def _common_prefix(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ.argmax()) if differ.any() else length
 
 
-def _build_row(paths: list[_Path], envs: dict[str, list[str]]) -> MicroBatch:
+def _build_row(
+    paths: list[Path], envs: dict[str, list[str]], extra: Sequence[str], heads: int | None
+) -> MicroBatch:
     """Lay sorted paths out as a radix tree in depth-first order, and point every entry at its predictor;
-    `envs` are those of each component."""
+    `envs` are those of each component, `heads` is the width of heads."""
     segments: list[Segment] = []
     stretches: list[tuple[np.ndarray, int]] = []  # tokens of each segment, position of its first one
     where = [np.zeros(len(path.tokens), np.int64) for path in paths]  # row index of each token of each path
@@ -202,18 +187,22 @@ def _build_row(paths: list[_Path], envs: dict[str, list[str]]) -> MicroBatch:
     if not segments:
         segments, stretches = [Segment(0, 1, None)], [(np.zeros(1, np.int64), 0)]
     in_order = sorted(zip(paths, where), key=lambda pair: pair[0].index)
-    entries = _entries(in_order)
+    entries = entry_fields(in_order, extra)
+    head_ids, head_logprobs = head_fields([path for path, _ in in_order], heads)
     return MicroBatch(
         token_ids=np.concatenate([tokens for tokens, _ in stretches]).astype(np.int64),
         position_ids=np.concatenate([np.arange(start, start + len(tokens)) for tokens, start in stretches]),
         segments=tuple(segments),
         members=_members([path for path, _ in in_order], entries, envs),
+        head_ids=head_ids,
+        head_logprobs=head_logprobs,
+        extra={name: entries.pop(name) for name in extra},
         **entries,
     )
 
 
 def _branches(
-    paths: list[_Path], first: int, last: int, depth: int, parent: int | None
+    paths: list[Path], first: int, last: int, depth: int, parent: int | None
 ) -> list[tuple[int, int, int, int | None]]:
     """Split the sorted run by its next token; paths that end here (they come first) have no branch."""
     while first < last and len(paths[first].tokens) == depth:
@@ -223,16 +212,8 @@ def _branches(
     return [(int(start), int(stop), depth, parent) for start, stop in pairwise(cuts)]
 
 
-def _entries(paths: Iterable[tuple[_Path, np.ndarray]]) -> dict[str, np.ndarray]:
-    columns = [path.columns(where) for path, where in paths]
-    return {
-        name: np.concatenate([np.zeros(0, dtype), *(column[name] for column in columns)]).astype(dtype)
-        for name, dtype in ENTRY_FIELDS.items()
-    }
-
-
 def _members(
-    paths: list[_Path], entries: dict[str, np.ndarray], envs: dict[str, list[str]]
+    paths: list[Path], entries: dict[str, np.ndarray], envs: dict[str, list[str]]
 ) -> dict[str, dict[str, np.ndarray]]:
     """`MicroBatch.members`; `paths` stand in the order of their entries."""
     counts = np.array([path.entries.size for path in paths], np.int64)

@@ -10,7 +10,7 @@ from braidrl.transport.types import TrainingSample
 
 
 class Streams(NamedTuple):
-    """The validated component weights of one sample, f32[T] each; 0 is no member."""
+    """The validated component weights of one sample, float[T] each; 0 is no member."""
 
     rl: np.ndarray
     ce: np.ndarray
@@ -26,14 +26,21 @@ def streams_of(index: int, sample: TrainingSample) -> Streams:
     problem = _problem(sample)
     if problem is None:
         nothing = np.zeros(len(sample.token_ids), np.float32)
-        rl = sample.mask if sample.rl_weights is None else np.where(sample.mask, sample.rl_weights, 0)
+        rl = sample.mask.astype(np.float32)
+        if sample.rl_weights is not None:
+            rl = np.where(sample.mask, sample.rl_weights, nothing)
         ce, ref_kl = (nothing if w is None else w for w in (sample.ce_weights, sample.ref_kl_weights))
-        streams = Streams(*(weights.astype(np.float32) for weights in (rl, ce, ref_kl)))
+        streams = Streams(rl, ce, ref_kl)
         problem = _member_problem(sample, streams)
     if problem is not None:
         place = f"env {sample.env!r}, trace {sample.trace_id!r}, branch {sample.branch}"
         raise ValueError(f"sample {index} ({place}): {problem}")
     return streams
+
+
+def rl_streams(samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+    """The rl weights of every sample, float[T]; 0 is no member. Raises what `pack` raises."""
+    return [streams_of(index, sample).rl for index, sample in enumerate(samples)]
 
 
 @dataclass(frozen=True)
@@ -48,11 +55,15 @@ class Normalisers:
     """Number of ref_kl members."""
 
     @classmethod
-    def of(cls, samples: Sequence[TrainingSample]) -> Self:
-        """Those of a whole batch, the same on every rank that holds the batch. Raises as `pack` does."""
+    def of(cls, samples: Sequence[TrainingSample], rl_weights: Sequence[np.ndarray] | None = None) -> Self:
+        """Those of a whole batch, the same on every rank that holds the batch. Raises as `pack` does.
+
+        `rl_weights` (float[T] a sample, 0 off the rl members) replace what the samples say.
+        """
         streams = [streams_of(index, sample) for index, sample in enumerate(samples)]
+        rl = [stream.rl for stream in streams] if rl_weights is None else rl_weights
         return cls(
-            rl=float(sum(stream.rl.sum(dtype=np.float64) for stream in streams)),
+            rl=float(sum(weights.sum(dtype=np.float64) for weights in rl)),
             ce=float(sum(np.count_nonzero(stream.ce) for stream in streams)),
             ref_kl=float(sum(np.count_nonzero(stream.ref_kl) for stream in streams)),
         )
@@ -70,6 +81,10 @@ def _problem(sample: TrainingSample) -> str | None:
         bad = np.flatnonzero(~((stream >= 0) & (stream < np.inf)))
         if name in weights and bad.size:
             return f"{name}[{bad[0]}] is {stream[bad[0]]}; a weight is finite and at least 0"
+    for name in ("head_ids", "head_logprobs"):
+        head, rows = getattr(sample, name), np.count_nonzero(sample.mask)
+        if head is not None and (head.ndim != 2 or len(head) != rows):
+            return f"{name} has shape {head.shape}; it has one row for each of the {rows} tokens of mask"
     if not 0 < sample.temperature < np.inf:
         return f"temperature is {sample.temperature}; train on samples drawn at a finite temperature above 0"
     return None

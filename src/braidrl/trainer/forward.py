@@ -4,7 +4,7 @@ The full-vocabulary logits of a row never exist: the head runs over chunks of en
 recomputes each chunk once, for the gradients of all that it returned.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
 import torch
@@ -56,7 +56,9 @@ class DeviceMicroBatch:
     inference_logprobs: Tensor
     ref_logprobs: Tensor
     members: dict[str, dict[str, Tensor]]
+    extra: dict[str, Tensor] = field(default_factory=dict)
     head_ids: Tensor | None = None
+    head_logprobs: Tensor | None = None
 
 
 def to_device(micro: MicroBatch, device: torch.device | str) -> DeviceMicroBatch:
@@ -66,9 +68,19 @@ def to_device(micro: MicroBatch, device: torch.device | str) -> DeviceMicroBatch
         component: {env: torch.from_numpy(index).to(device) for env, index in envs.items()}
         for component, envs in micro.members.items()
     }
-    head_ids = getattr(micro, "head_ids", None)
-    head_ids = None if head_ids is None else torch.from_numpy(head_ids).to(device)
-    return DeviceMicroBatch(forest=Forest(micro.segments), members=members, **streams, head_ids=head_ids)
+    extra = {name: torch.from_numpy(stream).to(device) for name, stream in micro.extra.items()}
+    head_ids, head_logprobs = (
+        None if head is None else torch.from_numpy(head).to(device)
+        for head in (micro.head_ids, micro.head_logprobs)
+    )
+    return DeviceMicroBatch(
+        forest=Forest(micro.segments),
+        members=members,
+        extra=extra,
+        head_ids=head_ids,
+        head_logprobs=head_logprobs,
+        **streams,
+    )
 
 
 class TokenOutputs(NamedTuple):

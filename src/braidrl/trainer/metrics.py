@@ -2,7 +2,8 @@
 
 import resource
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import numpy as np
 import torch
@@ -16,23 +17,28 @@ from braidrl.transport.types import TrainingSample
 class MetricSums:
     """Metrics under way: name to float64[2], a sum and its denominator (0: a plain sum)."""
 
-    def __init__(self) -> None:
-        self.sums: dict[str, Tensor] = {}
+    def __init__(self, sums: dict[str, Tensor] | None = None) -> None:
+        self.sums = dict(sums or {})
 
-    def add(self, metrics: dict[str, Tensor]) -> None:
-        """Add those of one micro batch."""
+    def add(self, metrics: Mapping[str, Tensor]) -> None:
+        """Add those of one micro batch, or of another part."""
         for name, pair in metrics.items():
             self.sums[name] = self.sums[name] + pair if name in self.sums else pair.double()
 
-    def reduce(self, parallel: Parallel) -> dict[str, float]:
-        """Global values. Every process has added the same names."""
-        names = sorted(self.sums)
-        sums = parallel.all_reduce(torch.stack([self.sums[name] for name in names])).cpu()
-        total = dict(zip(names, sums, strict=True))
-        for name in names:  # of a component, or of an environment's part of it
-            if name.startswith("masked_mismatch_kl") and f"un{name}" in total:
-                total[name.removeprefix("masked_")] = total[name] + total[f"un{name}"]
-        return reduce_metrics(total)
+    def reduce(self, parallel: Parallel) -> Self:
+        """The sums over all processes, on the CPU; each may have names that others lack."""
+        names = parallel.union(self.sums)
+        nothing = torch.zeros(2, dtype=torch.float64, device=parallel.device)
+        sums = parallel.all_reduce(torch.stack([self.sums.get(name, nothing) for name in names])).cpu()
+        return type(self)(dict(zip(names, sums, strict=True)))
+
+    def values(self) -> dict[str, float]:
+        """What the sums amount to."""
+        found = dict(self.sums)
+        for name in self.sums:  # of a component, or of an environment's part of it
+            if name.startswith("masked_mismatch_kl") and f"un{name}" in found:
+                found[name.removeprefix("masked_")] = found[name] + found[f"un{name}"]
+        return reduce_metrics(found)
 
 
 def batch_metrics(samples: Sequence[TrainingSample]) -> dict[str, float]:

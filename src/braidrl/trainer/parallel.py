@@ -33,6 +33,21 @@ class Parallel:
             dist.all_reduce(values)
         return values
 
+    def union(self, names: Iterable[str]) -> list[str]:
+        """All names that any process has, sorted."""
+        mine = sorted(names)
+        if self.world_size == 1:
+            return mine
+        text = torch.frombuffer(bytearray("\n".join(mine).encode()) or bytearray(b"\n"), dtype=torch.uint8)
+        size = torch.tensor([len(text)], device=self.device)
+        dist.all_reduce(size, dist.ReduceOp.MAX)
+        padded = torch.full((int(size),), ord("\n"), dtype=torch.uint8, device=self.device)
+        padded[: len(text)] = text
+        parts = [torch.empty_like(padded) for _ in range(self.world_size)]
+        dist.all_gather(parts, padded)
+        found = {name for part in parts for name in bytes(part.tolist()).decode().split("\n") if name}
+        return sorted(found)
+
     def barrier(self) -> None:
         """Wait for every process."""
         if self.world_size > 1:

@@ -7,21 +7,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+import numpy as np
 import torch
-from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from braidrl.configs.trainer import TrainerConfig
-from braidrl.packing import MicroBatch, Normalisers, pack
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, to_device, token_logprobs
+from braidrl.packing import MicroBatch, Normalisers
+from braidrl.trainer.forward import DeviceMicroBatch, to_device
 from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib
-from braidrl.trainer.model import load_model, save_model
+from braidrl.trainer.model import save_model
 from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
-from braidrl.trainer.parallel import Parallel, gathered_state, shard
+from braidrl.trainer.parallel import Parallel, gathered_state
+from braidrl.trainer.policy import Policy, load_policy, load_reference
+from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
-from braidrl.trainer.rl.loss import Loss, total
-from braidrl.trainer.rl.losses import make_loss
+from braidrl.trainer.rl.loss import total
+from braidrl.trainer.rl.objective import RLObjective
+from braidrl.trainer.rl.preparation import prepare
 from braidrl.transport.types import TrainingSample
 from braidrl.transport.weights import publish_weights
 from braidrl.utils.run_folder import RunFolder
@@ -36,20 +39,6 @@ class NonFiniteError(RuntimeError):
     """A log-prob, loss or gradient of the trainer is NaN or infinite; no optimizer step was taken."""
 
 
-class Policy(nn.Module):
-    """The model and its exact forward as one module, so that shards are whole where they are used."""
-
-    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
-        super().__init__()
-        self.model = model
-        self.compute_dtype = compute_dtype
-
-    def forward(self, micro: DeviceMicroBatch) -> TokenOutputs:
-        outputs = token_logprobs(self.model, micro, self.compute_dtype)
-        # sharding hooks into what a module returns, which must not be a view
-        return TokenOutputs(outputs.logprobs.clone(), outputs.entropy.clone())
-
-
 @dataclass(eq=False)
 class Learner:
     """The policy, its optimizer and what a step needs besides the samples."""
@@ -57,8 +46,10 @@ class Learner:
     config: TrainerConfig
     policy: Policy
     optimizer: torch.optim.AdamW
-    rl_loss: Loss
+    rl_loss: RLObjective
     parallel: Parallel
+    reference: Policy | None = None
+    """The frozen model of `reference_kl`."""
 
     @classmethod
     def load(cls, config: TrainerConfig, parallel: Parallel) -> Self:
@@ -67,15 +58,11 @@ class Learner:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         disable_progress_bar()  # one a published version would fill the log
-        model = load_model(config.model, parallel.device, longest_path=config.seq_len)
-        if config.activation_checkpointing:
-            model.gradient_checkpointing_enable({"use_reentrant": False})
-        policy = Policy(model, getattr(torch, config.model.dtype))
-        layers = [
-            module for module in model.modules() if type(module).__name__ in (model._no_split_modules or ())
-        ]
-        shard(policy, layers, parallel, policy.compute_dtype)
-        return cls(config, policy, make_optimizer(policy, config.optim), make_loss(config.loss), parallel)
+        policy = load_policy(config, parallel)
+        optimizer = make_optimizer(policy, config.optim)
+        return cls(
+            config, policy, optimizer, RLObjective.of(config), parallel, load_reference(config, parallel)
+        )
 
     @property
     def model(self) -> PreTrainedModel:
@@ -84,32 +71,37 @@ class Learner:
     def step(self, step: int, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """Take step `step` (1-based) on the whole batch, which every process holds; returns its metrics.
 
-        A batch without a component member takes no optimizer step (`stepped` is 0): nothing changes.
+        It is one optimizer step, or one for each of `mini_batches` parts. A part without a component member
+        takes none (`stepped` counts those that did): nothing changes.
 
-        Raises `NonFiniteError`, naming the sample, before anything is changed.
+        Raises `NonFiniteError`, naming the sample, before the optimizer step that it would spoil.
         """
         start = time.perf_counter()
-        normalisers = Normalisers.of(samples)
+        lr = learning_rate(self.config.optim, self.config.scheduler, step, self.config.max_steps)
+        set_learning_rate(self.optimizer, lr)
+        batch, masks = self._prepare(samples)
+        sums, norms = MetricSums(masks), []
+        for part in batch.mini_batches(self.config.mini_batches):
+            if any((part.normalisers.rl, part.normalisers.ce, part.normalisers.ref_kl)):
+                gradient, norm = self._gradient(part, part.normalisers)
+                if not _is_finite(gradient.values(), norm):
+                    raise NonFiniteError(self._explain(step, part))
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                sums.add(gradient.sums)
+                norms.append(norm)
+        if norms and self.reference is not None and self._refreshes(step):
+            self.reference.copy_(self.policy)
         metrics = batch_metrics(samples)
-        stepped = any((normalisers.rl, normalisers.ce, normalisers.ref_kl))
-        if stepped:
-            metrics |= self._gradient(samples, normalisers)
-            if not _is_finite(metrics):
-                raise NonFiniteError(self._explain(step, samples, normalisers))
-            del metrics[NONFINITE]
-            metrics["lr"] = learning_rate(
-                self.config.optim, self.config.scheduler, step, self.config.max_steps
-            )
-            set_learning_rate(self.optimizer, metrics["lr"])
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
+        if norms:
+            metrics |= _means(sums.values(), len(norms)) | {"grad_norm": float(np.mean(norms)), "lr": lr}
         else:
             logger.warning(
                 "step %d: no token to learn from in %d samples; weights stay as they are", step, len(samples)
             )
         seconds = time.perf_counter() - start
         return metrics | {
-            "stepped": float(stepped),
+            "stepped": float(len(norms)),
             "time/step": seconds,
             "tokens_per_second": metrics["tokens"] / seconds,
             "memory/peak_gib": peak_memory_gib(self.parallel.device),
@@ -123,24 +115,41 @@ class Learner:
             publish_weights(run, version, lambda folder: save_model(self.model, source, folder, dtype, state))
         self.parallel.barrier()
 
-    def _gradient(self, samples: Sequence[TrainingSample], normalisers: Normalisers) -> dict[str, float]:
-        """Accumulate and clip the batch's gradient; returns global metrics, `grad_norm` before clipping."""
+    def _prepare(self, samples: Sequence[TrainingSample]) -> tuple[Batch, dict[str, torch.Tensor]]:
+        """The batch with the log-probs, masks and weights that are fixed for the whole step."""
+        old = self._logprobs(self.policy, samples) if self.config.needs_old_logprobs else None
+        kl_ref = None if self.reference is None else self._logprobs(self.reference, samples)
+        return prepare(samples, self.config, old, kl_ref)
+
+    @torch.no_grad()
+    def _logprobs(self, policy: Policy, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+        """Log-probs of every loss entry under a policy, float[T] a sample, 0 elsewhere; whole on every process."""
+        lengths = [len(sample.token_ids) for sample in samples]
+        starts = torch.tensor([0, *np.cumsum(lengths)], device=self.parallel.device)
+        found = torch.zeros(int(starts[-1]), dtype=torch.float64, device=self.parallel.device)
+        for row in self._rows(Batch(samples)):
+            micro = to_device(row, self.parallel.device)
+            positions = micro.position_ids[micro.hidden_index] + 1
+            found[starts[micro.sample_index] + positions] = policy(micro).logprobs.double()
+        whole = self.parallel.all_reduce(found).cpu().numpy()
+        return np.split(whole, np.cumsum(lengths)[:-1])
+
+    def _gradient(self, batch: Batch, normalisers: Normalisers) -> tuple[MetricSums, float]:
+        """Accumulate and clip the batch's gradient; returns global metrics, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = MetricSums()
-        for micro in self._pack(samples):
-            sums.add(self._backward(to_device(micro, self.parallel.device), normalisers))
-        metrics = sums.reduce(self.parallel)
-        return metrics | {"grad_norm": clip_gradients(self.policy.parameters(), self.config.optim.max_norm)}
+        for row in self._rows(batch):
+            sums.add(self._backward(to_device(row, self.parallel.device), normalisers))
+        norm = clip_gradients(self.policy.parameters(), self.config.optim.max_norm)
+        return sums.reduce(self.parallel), norm
 
-    def _pack(self, samples: Sequence[TrainingSample]) -> list[MicroBatch]:
+    def _rows(self, batch: Batch) -> list[MicroBatch]:
         max_tokens = self.config.micro_batch_tokens or self.config.seq_len
-        return pack(
-            samples, max_tokens=max_tokens, rank=self.parallel.rank, world_size=self.parallel.world_size
-        )
+        return batch.pack(max_tokens, self.parallel.rank, self.parallel.world_size)
 
     def _backward(self, micro: DeviceMicroBatch, normalisers: Normalisers) -> dict[str, torch.Tensor]:
         outputs = self.policy(micro)
-        loss, metrics = component_loss(outputs.logprobs, micro, self.rl_loss, normalisers, outputs.entropy)
+        loss, metrics = component_loss(outputs, micro, self.rl_loss, normalisers)
         loss.backward()
         return metrics | {
             "tokens/packed": total(torch.ones_like(micro.token_ids)),
@@ -148,13 +157,18 @@ class Learner:
             NONFINITE: total(~torch.isfinite(outputs.logprobs.detach())),
         }
 
-    def _explain(self, step: int, samples: Sequence[TrainingSample], normalisers: Normalisers) -> str:
+    def _refreshes(self, step: int) -> bool:
+        config = self.config.reference_kl
+        return config is not None and config.update_interval > 0 and step % config.update_interval == 0
+
+    def _explain(self, step: int, batch: Batch) -> str:
         """Find the sample that makes the step non-finite, by taking each one alone."""
         culprit = "no single sample does so alone, only their sum overflows"
-        for sample in samples:
-            metrics = self._gradient([sample], normalisers)
-            if not _is_finite(metrics):
-                seen = {name: metrics[name] for name in (NONFINITE, "loss", "grad_norm")}
+        for index, sample in enumerate(batch.samples):
+            gradient, norm = self._gradient(batch.take([index]), batch.normalisers)
+            metrics = gradient.values()
+            if not _is_finite(metrics, norm):
+                seen = {NONFINITE: metrics[NONFINITE], "loss": metrics["loss"], "grad_norm": norm}
                 culprit = (
                     f"env {sample.env!r}, group {sample.group_id!r}, episode {sample.episode_id!r}, "
                     f"trace {sample.trace_id!r}, branch {sample.branch} does so alone: {seen}"
@@ -162,11 +176,20 @@ class Learner:
                 break
         self.optimizer.zero_grad(set_to_none=True)
         return (
-            f"step {step}: the trainer's log-probs, loss or gradient are not finite; no step was taken and "
+            f"step {step}: the trainer's log-probs, loss or gradient are not finite; the step was not taken and "
             f"nothing published: {culprit}. Lower optim.lr or optim.max_norm, or use model.dtype = "
             f"'float32'; then continue from the last checkpoint with --resume"
         )
 
 
-def _is_finite(metrics: dict[str, float]) -> bool:
-    return metrics[NONFINITE] == 0 and math.isfinite(metrics["loss"]) and math.isfinite(metrics["grad_norm"])
+def _is_finite(metrics: dict[str, float], norm: float) -> bool:
+    return metrics[NONFINITE] == 0 and math.isfinite(metrics["loss"]) and math.isfinite(norm)
+
+
+def _means(metrics: dict[str, float], mini_batches: int) -> dict[str, float]:
+    """Losses are sums, of each mini batch's: report their mean."""
+    del metrics[NONFINITE]
+    return {
+        name: value / mini_batches if name.split("/")[0] == "loss" else value
+        for name, value in metrics.items()
+    }

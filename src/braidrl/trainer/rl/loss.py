@@ -1,7 +1,7 @@
-"""What a loss is: per-token tensors of one sequence in, a sum to minimise and metrics out (seed 000).
+"""What a loss is: per-token tensors in, a sum to minimise and metrics out (seed 000).
 
-The built-in losses are vectorised: for them all members that an environment has in a micro batch are one
-sequence.
+The built-in losses are vectorised: they take all members that an environment has in a micro batch in one call, and
+`sequence` tells the sequences apart.
 """
 
 from collections.abc import Callable
@@ -17,21 +17,33 @@ MAX_LOG_RATIO = 20.0
 @dataclass
 class LossInputs:
     """Per-token tensors, float[N]. Tokens outside `loss_mask` may hold NaN or infinities. Only
-    `trainer_logprobs` carries a gradient."""
+    `trainer_logprobs`, `entropy` and `head_trainer_logprobs` carry gradients."""
 
     trainer_logprobs: Tensor
     """Current policy (x)."""
     inference_logprobs: Tensor
     """Policy that sampled the rollout (mu)."""
     ref_logprobs: Tensor | None
-    """Reference model; None where no algorithm scores against one."""
+    """Reference model of the algorithm; None where none scores against one."""
     advantages: Tensor
     loss_mask: Tensor
     """bool[N]: the member tokens of the component."""
     loss_weights: Tensor | None
-    """The component's weight stream; None: 1 everywhere."""
+    """What each token's loss is multiplied by, >= 0; None: 1 everywhere."""
     old_logprobs: Tensor | None = None
-    """The trainer's log-probs before the first update of the step; None where they are not recomputed."""
+    """The trainer's log-probs before the first update of the step (or the sampler's, with `use_rollout_log_probs`)."""
+    sequence: Tensor | None = None
+    """i64[N] >= 0: the sequence that each token belongs to; None: all to one."""
+    entropy: Tensor | None = None
+    """Entropy of the current policy at each token, in nats."""
+    kl_ref_logprobs: Tensor | None = None
+    """The reference that the trainer itself holds (`trainer.reference_kl`)."""
+    is_weights: Tensor | None = None
+    """Weights old / mu of `trainer.is_correction`; `loss_weights` of a loss function contain them already."""
+    head_trainer_logprobs: Tensor | None = None
+    """float[N, K]: current log-probs of the sampler's K most likely tokens; 0 at pads."""
+    head_inference_logprobs: Tensor | None = None
+    """float[N, K]: the sampler's own; -inf at pads."""
 
 
 @dataclass
@@ -77,3 +89,8 @@ def mean(values: Tensor, count: int | None = None) -> Tensor:
 def total(values: Tensor) -> Tensor:
     """A metric float[2] that is a plain sum: its denominator is 0."""
     return mean(values, 0)
+
+
+def weighted(values: Tensor, weights: Tensor | None, chosen: Tensor) -> Tensor:
+    """`values` (float[M], of the chosen tokens) times their weights; `chosen` is an index or a mask of the N."""
+    return values if weights is None else values * weights[chosen]

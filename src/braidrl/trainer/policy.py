@@ -1,0 +1,84 @@
+"""The model that is trained, and the frozen one that it may be kept near."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from safetensors.torch import load_file
+from torch import nn
+from transformers import PreTrainedModel
+
+from braidrl.configs.model import ModelConfig
+from braidrl.configs.trainer import TrainerConfig
+from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
+from braidrl.trainer.model import load_model
+from braidrl.trainer.parallel import Parallel, shard
+
+CHECKPOINT_MODEL = Path("trainer") / "model.safetensors"
+"""The master weights in a checkpoint of a run."""
+
+
+class Policy(nn.Module):
+    """A model and its exact forward as one module, so that shards are whole where they are used."""
+
+    def __init__(self, model: PreTrainedModel, compute_dtype: torch.dtype) -> None:
+        super().__init__()
+        self.model = model
+        self.compute_dtype = compute_dtype
+
+    if TYPE_CHECKING:
+
+        def __call__(self, micro: DeviceMicroBatch) -> TokenOutputs: ...
+
+    def forward(self, micro: DeviceMicroBatch) -> TokenOutputs:
+        outputs = token_logprobs(self.model, micro, self.compute_dtype)
+        # sharding hooks into what a module returns, which must not be a view
+        return TokenOutputs(outputs.logprobs.clone(), outputs.entropy.clone(), outputs.head_logprobs)
+
+    @torch.no_grad()
+    def copy_(self, other: "Policy") -> None:
+        """Take another one's weights; both are sharded alike."""
+        for mine, its in zip(self.parameters(), other.parameters(), strict=True):
+            mine.copy_(its)
+
+
+def load_policy(config: TrainerConfig, parallel: Parallel) -> Policy:
+    """The base model, ready to train, sharded over the processes."""
+    model = load_model(config.model, parallel.device, longest_path=config.seq_len)
+    if config.activation_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": False})
+    return _shard(Policy(model, getattr(torch, config.model.dtype)), parallel)
+
+
+def load_reference(config: TrainerConfig, parallel: Parallel) -> Policy | None:
+    """The frozen model of `reference_kl`, sharded as the policy; None where there is none.
+
+    Raises `FileNotFoundError` where its path holds neither a model nor a checkpoint, and `ValueError` where its
+    weights do not fit the policy's architecture.
+    """
+    if config.reference_kl is None:
+        return None
+    path = Path(config.reference_kl.path)
+    if (checkpoint := path / CHECKPOINT_MODEL).is_file():
+        model = load_model(config.model, parallel.device, longest_path=config.seq_len)
+        try:
+            model.load_state_dict(load_file(checkpoint), strict=False)
+        except RuntimeError as error:
+            raise ValueError(f"{checkpoint} does not fit {config.model.path}: {error}") from error
+    elif (path / "config.json").is_file():
+        source = ModelConfig.model_validate(config.model.model_dump() | {"path": str(path)})
+        model = load_model(source, parallel.device, longest_path=config.seq_len)
+    else:
+        raise FileNotFoundError(
+            f"trainer.reference_kl.path = {str(path)!r} holds neither config.json (a Hugging Face folder) nor "
+            f"{CHECKPOINT_MODEL} (a checkpoint, outputs/run/checkpoints/step_000100)"
+        )
+    model.requires_grad_(False)
+    return _shard(Policy(model, getattr(torch, config.model.dtype)), parallel)
+
+
+def _shard(policy: Policy, parallel: Parallel) -> Policy:
+    names = policy.model._no_split_modules or ()
+    layers = [module for module in policy.model.modules() if type(module).__name__ in names]
+    shard(policy, layers, parallel, policy.compute_dtype)
+    return policy

@@ -1,0 +1,95 @@
+"""From samples to a batch that can be cut anywhere: every mask and weight that needs the whole batch is decided here.
+
+The order is that of seed 002: M2PO, IS correction (both on the members as they come), then the aggregation.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from braidrl.configs.trainer import TrainerConfig
+from braidrl.packing import rl_streams
+from braidrl.trainer.rl.aggregation import aggregation_weights
+from braidrl.trainer.rl.batch import LOSS_WEIGHTS, Batch
+from braidrl.trainer.rl.offpolicy.is_correction import is_correction
+from braidrl.trainer.rl.offpolicy.m2po import m2po
+from braidrl.transport.types import TrainingSample
+
+Streams = Sequence[np.ndarray]
+
+
+def prepare(
+    samples: Sequence[TrainingSample],
+    config: TrainerConfig,
+    old: Streams | None = None,
+    kl_ref: Streams | None = None,
+) -> tuple[Batch, dict[str, Tensor]]:
+    """The batch and the metrics of its masks (float[2] of sum and denominator).
+
+    `old` and `kl_ref` hold one float[T] a sample: the trainer's log-probs before the step (None: they were not
+    computed), and those of its own reference.
+    """
+    extra: dict[str, Streams] = {}
+    if config.use_rollout_log_probs:
+        old = [sample.sampling_logprobs for sample in samples]
+    if old is not None:
+        extra["old_logprobs"] = old
+    if kl_ref is not None:
+        extra["kl_ref_logprobs"] = kl_ref
+    weighed = config.is_correction is not None or config.m2po is not None
+    if not weighed and config.loss_agg_mode == "token-mean":
+        return Batch(samples, extra), {}
+    members = _Members(samples)
+    weights = members.weights
+    metrics: dict[str, Tensor] = {}
+    if config.m2po is not None:
+        keep, metrics = m2po(members.of(old), members.mu, config.m2po)
+        weights = torch.where(keep, weights, 0)
+    if config.is_correction is not None:
+        factors, keep, more = is_correction(
+            members.of(old), members.mu, members.sequence, config.is_correction
+        )
+        weights, metrics = torch.where(keep, weights, 0), metrics | more
+        extra["is_weights"] = members.spread(factors)
+    weights = aggregation_weights(weights, members.trajectory, config.loss_agg_mode)
+    extra[LOSS_WEIGHTS] = members.spread(weights)
+    return Batch(samples, extra), metrics
+
+
+class _Members:
+    """The rl members of a batch end to end, float64."""
+
+    def __init__(self, samples: Sequence[TrainingSample]) -> None:
+        streams = rl_streams(samples)
+        self.where = [np.flatnonzero(stream) for stream in streams]
+        self.lengths = [len(stream) for stream in streams]
+        self.weights = self.of(streams)
+        self.mu = self.of([sample.sampling_logprobs for sample in samples])
+        self.sequence = self._repeat(range(len(samples)))
+        keys = [
+            (sample.episode_id, sample.trace_id) if sample.trace_id else index
+            for index, sample in enumerate(samples)
+        ]
+        first = {key: index for index, key in reversed(list(enumerate(keys)))}
+        self.trajectory = self._repeat([first[key] for key in keys])
+
+    def of(self, streams: Streams | None) -> Tensor:
+        """The members' values of one float[T] a sample."""
+        if streams is None:
+            raise ValueError("M2PO and IS correction need the trainer's log-probs before the step; got None")
+        parts = [stream[where] for stream, where in zip(streams, self.where, strict=True)]
+        return torch.from_numpy(np.concatenate([np.zeros(0), *parts]).astype(np.float64))
+
+    def spread(self, values: Tensor) -> list[np.ndarray]:
+        """Back to one float64[T] a sample, 0 off the members."""
+        streams = [np.zeros(length) for length in self.lengths]
+        parts = np.split(values.numpy(), np.cumsum([len(where) for where in self.where])[:-1])
+        for stream, where, part in zip(streams, self.where, parts, strict=True):
+            stream[where] = part
+        return streams
+
+    def _repeat(self, numbers: Sequence[int]) -> Tensor:
+        counts = torch.tensor([len(where) for where in self.where], dtype=torch.long)
+        return torch.tensor(list(numbers), dtype=torch.long).repeat_interleave(counts)
