@@ -19,7 +19,7 @@ from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.records import group_records
 from braidrl.orchestrator.sink import Sink
-from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm
+from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
 from tests.unit.test_dispatcher import ManualEnv, end_all, make_env, open_dispatcher, settle
 
@@ -182,6 +182,18 @@ def test_an_algorithm_waits_for_its_widest_hook_and_for_no_more() -> None:
         TypeError, match=r"Both has a score_group, but Alone\.barrier is 'episode'.*= \"group\""
     ):
         Both(Alone())
+
+
+def test_settings_may_wait_for_less_than_the_class() -> None:
+    modes = {
+        "group_mean": "group",
+        "group_zscore": "group",
+        "none": "group",
+        "batch_mean": "batch",
+        "batch_zscore": "batch",
+    }
+    for norm, barrier in modes.items():
+        assert make_algorithm(GRPOConfig(advantage_norm=norm)).barrier == barrier
 
 
 def test_siblings_that_nobody_compares_are_refused() -> None:

@@ -23,10 +23,14 @@ CONFIGS = [
     GRPOConfig.model_validate(
         {"length_penalty": {}, "length_weighted_baseline": True, "loss_aggregation": "prompt"}
     ),
+    GRPOConfig(advantage_norm="group_zscore"),
+    GRPOConfig.model_validate({"advantage_norm": "batch_zscore", "length_penalty": {}}),
+    GRPOConfig(advantage_norm="none"),
     MaxRLConfig(),
     RAEConfig(),
     HierarchicalGRPOConfig(),
     EchoConfig(),
+    EchoConfig(advantage_norm="batch_mean", loss_aggregation="prompt"),
 ]
 CASTS = [("agent",), ("proposer", "solver", "solver")]
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.echo import EchoFilterConfig, EchoRoleConfig, EchoRolesConfig
 from braidrl.configs.length_penalty import LengthPenaltyConfig
 from braidrl.configs.model import FrozenModelConfig, RendererConfig
 
@@ -18,10 +19,11 @@ ActionLossType = Literal["rl", "ce", "ref_kl"]
 Aggregation = Literal["token", "prompt"]
 """How rl tokens are weighed: every token alike, or every prompt alike."""
 
-
 Barrier = Literal["episode", "group", "batch"]
 """Whose episodes credit waits for: nobody else's, those of one task, or all of the environment's in one optimizer
 step."""
+AdvantageNorm = Literal["group_mean", "group_zscore", "batch_zscore", "batch_mean", "none"]
+"""What a reward is measured against: the mean of its group or batch, in units of their deviation or not; or nothing."""
 
 
 class SamplingConfig(BaseConfig):
@@ -49,7 +51,8 @@ class BaseAlgorithmConfig(BaseConfig):
     needs_group: ClassVar[bool] = False
     """Whether credit is relative to siblings, so that a group of one carries no signal."""
     barrier: ClassVar[Barrier] = "group"
-    """What credit waits for, as the algorithm's widest hook has it: `score_episode`, `score_group`, `score_batch`."""
+    """The most that credit waits for, as the algorithm's widest hook has it: `score_episode`, `score_group`,
+    `score_batch`."""
     needs_model: ClassVar[bool] = False
     """Whether the algorithm asks a served model, so that recorded episodes alone cannot be scored."""
     paper: ClassVar[str] = ""
@@ -64,6 +67,16 @@ class BaseAlgorithmConfig(BaseConfig):
     def rl_aggregation(self) -> Aggregation | None:
         """How this algorithm weighs rl tokens; None where it has none."""
         return "token" if self.action_loss_type == "rl" else None
+
+    @property
+    def needs_siblings(self) -> bool:
+        """Whether these settings compare siblings: `needs_group`, unless one of them says otherwise."""
+        return self.needs_group
+
+    @property
+    def waits_for(self) -> Barrier:
+        """What credit waits for with these settings: `barrier`, or less."""
+        return self.barrier
 
     def check_agents(self, agents: Collection[str]) -> None:
         """Raise `ValueError` where an environment with these agents does not suit the algorithm."""
@@ -80,14 +93,18 @@ class BaseAlgorithmConfig(BaseConfig):
 
 
 class GroupRelativeConfig(BaseAlgorithmConfig):
-    """What the GRPO family has in common: reward minus a baseline of the group."""
+    """What the GRPO family has in common: rewards measured against those of the group, or of the batch."""
 
     needs_group: ClassVar[bool] = True
+    barrier: ClassVar[Barrier] = "batch"
 
+    advantage_norm: AdvantageNorm = "group_mean"
+    """What is taken off a reward, and whether it is divided by a standard deviation: of its group, or of the
+    environment's traces in the optimizer step; `none` leaves the reward as it is."""
     length_penalty: LengthPenaltyConfig | None = None
     """Shaping of the rewards before the baseline; an empty block is linear."""
     length_weighted_baseline: bool = False
-    """Weigh the baseline by trainable tokens, so that a group's advantages sum to zero over its tokens."""
+    """Weigh the baseline of `group_mean` by trainable tokens, so that a group's advantages sum to zero over them."""
     loss_aggregation: Aggregation = "token"
     """`token`: every rl token weighs the same. `prompt`: every group weighs the same, however long it is."""
 
@@ -96,13 +113,30 @@ class GroupRelativeConfig(BaseAlgorithmConfig):
     def _linear_by_default(cls, value: Any) -> Any:
         return {"type": "linear", **value} if isinstance(value, dict) else value
 
+    @model_validator(mode="after")
+    def _one_baseline(self) -> Self:
+        if self.length_weighted_baseline and self.advantage_norm != "group_mean":
+            raise ValueError(
+                f'length_weighted_baseline is a baseline of the group, and advantage_norm = "{self.advantage_norm}" '
+                'has another: remove length_weighted_baseline, or set advantage_norm = "group_mean"'
+            )
+        return self
+
     @property
     def rl_aggregation(self) -> Aggregation:
         return self.loss_aggregation
 
+    @property
+    def needs_siblings(self) -> bool:
+        return self.advantage_norm.startswith("group")
+
+    @property
+    def waits_for(self) -> Barrier:
+        return "batch" if self.advantage_norm.startswith("batch") else "group"
+
 
 class GRPOConfig(GroupRelativeConfig):
-    """Group-relative policy optimisation: reward minus the mean reward of the group."""
+    """Group-relative policy optimisation: reward minus the mean reward of the group, or another of its kin."""
 
     paper: ClassVar[str] = "arXiv:2402.03300"
 
@@ -227,41 +261,6 @@ class SFTDistillConfig(BaseAlgorithmConfig):
                 "sampling.source.name and sampling.source.base_url"
             )
         return self
-
-
-class EchoRoleConfig(BaseConfig):
-    """One role whose messages are predicted."""
-
-    alpha: float = Field(gt=0)
-    """Weight of its tokens in the ce component (ECHO's lambda)."""
-
-
-class EchoRolesConfig(BaseConfig):
-    """Which messages of the environment are predicted, each role at its own weight."""
-
-    tool: EchoRoleConfig | None = None
-    """Tool responses."""
-    user: EchoRoleConfig | None = None
-    """User turns after the first answer."""
-    system: EchoRoleConfig | None = None
-    """System messages after the first answer."""
-    assistant: EchoRoleConfig | None = None
-    """Assistant messages that the policy did not sample."""
-
-    @property
-    def alphas(self) -> dict[str, float]:
-        """Weight by role."""
-        roles = {name: getattr(self, name) for name in type(self).model_fields}
-        return {name: role.alpha for name, role in roles.items() if role is not None}
-
-
-class EchoFilterConfig(BaseConfig):
-    """A function of the user's that narrows the selection, token by token."""
-
-    import_path: str
-    """`my_module.function`: called with the trace, returns one keep-mask per trainable branch, in order."""
-    kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of every call."""
 
 
 class EchoConfig(GroupRelativeConfig):

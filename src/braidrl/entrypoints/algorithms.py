@@ -46,12 +46,20 @@ def summary(algorithm: InstalledAlgorithm) -> Iterator[str]:
         "source": config.paper or "not given",
         "comes from": algorithm.origin,
         "trains": f"sampled tokens, by the {config.action_loss_type} loss",
-        "waits for": f"the {config.barrier}",
+        "waits for": waits_for(config),
         "needs": "; ".join(needs(config)) or "nothing else",
         "parameters": ", ".join(parameters(config)) or "none",
     }
     for name, fact in facts.items():
         yield from wrapped(f"{name + ':':<12}{fact}", INDENT + " " * 12)
+
+
+def waits_for(config: type[BaseAlgorithmConfig]) -> str:
+    """What its credit waits for by default, and at most."""
+    usual = config.model_construct().waits_for
+    return f"the {usual}" + (
+        f", or the {config.barrier} with some settings" if usual != config.barrier else ""
+    )
 
 
 def needs(config: type[BaseAlgorithmConfig]) -> Iterator[str]:

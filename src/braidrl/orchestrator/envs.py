@@ -223,7 +223,7 @@ class TrainEnv(SourceEnv):
     @property
     def needed(self) -> int:
         """Fewest episodes of a group that can carry signal."""
-        return min(2, self.source.group_size) if self.source.algo.needs_group else 1
+        return min(2, self.source.group_size) if self.source.algo.needs_siblings else 1
 
 
 class EvalEnv(SourceEnv):

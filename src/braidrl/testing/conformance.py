@@ -79,7 +79,7 @@ def check_group_of_one(make: Make, agents: Sequence[str] = ("agent",)) -> None:
     episodes = _group((1.0,), agents)
     algorithm = _score(make, episodes)
     _all_finite(episodes)
-    if algorithm.config.needs_group:
+    if algorithm.config.needs_siblings:
         _require(not any(_advantages(episodes)), f"a group of one has the advantages {_advantages(episodes)}")
 
 
@@ -94,7 +94,7 @@ def check_failed_siblings(make: Make, agents: Sequence[str] = ("agent",)) -> Non
     _score(make, failed())
     left = episode(*_cast(1.0, agents))
     algorithm = _score(make, [*failed(), left])
-    if algorithm.config.needs_group:
+    if algorithm.config.needs_siblings:
         _require(
             not any(_advantages([left])),
             f"the only one that did not fail has the advantages {_advantages([left])}",
@@ -113,7 +113,7 @@ def check_equal_rewards(make: Make, agents: Sequence[str] = ("agent",)) -> None:
     episodes = [episode(*_cast(0.1, agents)) for _ in range(7)]
     algorithm = _score(make, episodes)
     _all_finite(episodes)
-    if algorithm.config.needs_group:
+    if algorithm.config.needs_siblings:
         _require(not any(_advantages(episodes)), f"equal rewards have the advantages {_advantages(episodes)}")
     if not algorithm.order_matters:
         signals = [[_signal(item) for item in played.traces] for played in episodes]
@@ -138,10 +138,10 @@ def check_state_round_trip(make: Make, agents: Sequence[str] = ("agent",)) -> No
 def check_barrier(make: Make, agents: Sequence[str] = ("agent",)) -> None:
     """The config class declares what its algorithm waits for, for those who read configs alone."""
     algorithm = make()
-    config = type(algorithm.config)
+    declared, name = algorithm.config.waits_for, type(algorithm.config).__name__
     _require(
-        config.barrier == algorithm.barrier,
-        f"{config.__name__}.barrier is {config.barrier!r}, but the widest hook of {type(algorithm).__name__} is "
+        declared == algorithm.barrier,
+        f"{name}.barrier is {declared!r}, but the widest hook of {type(algorithm).__name__} is "
         f"score_{algorithm.barrier}",
     )
 

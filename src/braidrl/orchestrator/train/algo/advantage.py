@@ -5,9 +5,12 @@ from numpy.typing import ArrayLike, NDArray
 
 Array = NDArray[np.float64]
 
+EPSILON = 1e-6
+"""What is added to a standard deviation before it divides."""
+
 
 def group_advantages(rewards: ArrayLike) -> Array:
-    """Reward minus the mean reward of the group: A_i = r_i - mean(r), without division by a deviation.
+    """Reward minus the mean reward of those compared: A_i = r_i - mean(r), without division by a deviation.
 
     Args:
         rewards: finite, one per trace; may be empty.
@@ -20,6 +23,23 @@ def group_advantages(rewards: ArrayLike) -> Array:
     if all_equal(values):
         return np.zeros_like(values)
     return values - values.mean()
+
+
+def standardized_advantages(rewards: ArrayLike) -> Array:
+    """Reward minus the mean, in units of the deviation: A_i = (r_i - mean(r)) / (std(r) + 1e-6).
+
+    The deviation is the sample's, sqrt(sum (r_i - mean)^2 / (N - 1)), in two passes.
+
+    Args:
+        rewards: finite, one per trace of a group or of a batch; may be empty.
+
+    Returns:
+        f64[N]; equal rewards, and one alone, give exact zeros.
+    """
+    centred = group_advantages(rewards)
+    if not centred.any():
+        return centred
+    return centred / (np.std(_finite(rewards), ddof=1) + EPSILON)
 
 
 def weighted_advantages(rewards: ArrayLike, tokens: ArrayLike) -> Array:

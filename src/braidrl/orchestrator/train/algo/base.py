@@ -20,10 +20,10 @@ class Algorithm(Generic[ConfigT]):
       order of dispatch.
 
     The pipeline waits for the widest of the hooks that a class overrides, and for nothing more: its config declares
-    that `barrier` (a narrower one is refused). All hooks annotate the traces in place
-    (`braidrl.orchestrator.train.algo.routing`). The pipeline calls `finalize_episode` for every episode, then
-    `score_group`, then `score_batch`. Episodes with errors reach `score_group` as well, so that an algorithm sees its
-    whole group; `eligible_traces` picks what may be compared.
+    that `barrier` (a narrower one is refused), and may say that its settings wait for less (`waits_for`). All hooks
+    annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls `finalize_episode` for
+    every episode, then `score_group`, then `score_batch`. Episodes with errors reach `score_group` as well, so that an
+    algorithm sees its whole group; `eligible_traces` picks what may be compared.
     """
 
     order_matters: ClassVar[bool] = False
@@ -34,7 +34,7 @@ class Algorithm(Generic[ConfigT]):
     action_loss_type: ActionLossType
     """The loss component that consumes sampled tokens."""
     barrier: Barrier
-    """What the pipeline waits for before it drops what carries no signal: that of the widest hook."""
+    """What the pipeline waits for before it drops what carries no signal; it calls no wider hook."""
     resources: AsyncExitStack
     """Connections and the like that `setup` opens."""
 
@@ -88,7 +88,7 @@ class Algorithm(Generic[ConfigT]):
         return {}
 
     def _barrier(self) -> Barrier:
-        """That of the widest hook that the class overrides.
+        """That of the widest hook that the class overrides, or less if its settings say so.
 
         Raises `TypeError` where the config class declares a narrower one, or siblings that nothing compares.
         """
@@ -110,4 +110,4 @@ class Algorithm(Generic[ConfigT]):
                 f"{config.__name__}.needs_group says that {name} compares siblings, but it has neither a score_group "
                 "nor a score_batch that would; write one, or set needs_group: ClassVar[bool] = False"
             )
-        return widest
+        return min(widest, self.config.waits_for, key=barriers.index)

@@ -3,6 +3,7 @@
 import logging
 from abc import abstractmethod
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +23,9 @@ from braidrl.orchestrator.train.algo.routing import (
 logger = logging.getLogger(__name__)
 
 ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
+
+SHARES = {"groups": "zero_advantage_groups", "traces": "adv_zero_ratio", "tokens": "zero_advantage_tokens"}
+"""What is compared, and the metric of its share that has no advantage."""
 
 
 @dataclass(frozen=True)
@@ -60,34 +64,41 @@ class CreditingAlgorithm(Algorithm[ConfigT]):
 
     def assign(self, episodes: list[Episode]) -> None:
         """Credit the traces of each group."""
+        for attempts in self.compared(episodes):
+            self.give(attempts, self.credit(attempts))
+
+    def compared(self, episodes: list[Episode]) -> Iterator[list[Attempt]]:
+        """The traces of each group that take part; the others are counted."""
         for group in groups_by_id(episodes):
-            if len(group) == 1 and self.config.needs_group:
+            if len(group) == 1 and self.config.needs_siblings:
                 self.warn_once(
                     "a group of one episode has no siblings to be compared with, so its advantage is 0 and it "
                     "trains nothing; set group_size to 2 or more"
                 )
-            attempts = self._eligible(group)
-            if not attempts:
-                continue
-            advantages = self.credit(attempts)
-            self.counts["groups"] += 1
-            self.counts["zero_advantage_groups"] += not advantages.any()
-            for attempt, advantage in zip(attempts, advantages, strict=True):
-                assign_advantages(attempt.trace, float(advantage))
-                tokens = num_trainable_tokens(attempt.trace)
-                self.counts["tokens"] += tokens
-                self.counts["zero_advantage_tokens"] += tokens * (advantage == 0)
+            if attempts := self._eligible(group):
+                yield attempts
+
+    def give(self, attempts: list[Attempt], advantages: Array) -> None:
+        """Write the advantages of a group, one per attempt, and count them."""
+        self.counts["groups"] += 1
+        self.counts["zero_advantage_groups"] += not advantages.any()
+        for attempt, advantage in zip(attempts, advantages, strict=True):
+            assign_advantages(attempt.trace, float(advantage))
+            tokens = num_trainable_tokens(attempt.trace)
+            self.counts.update(traces=1, tokens=tokens)
+            if advantage == 0:
+                self.counts.update(adv_zero_ratio=1, zero_advantage_tokens=tokens)
 
     def metrics(self) -> dict[str, float]:
-        """`groups`, `tokens` (sampled ones that were compared), `zero_advantage_groups` and
-        `zero_advantage_tokens` (shares in [0, 1]), `excluded/REASON` (traces) and what the algorithm itself
-        notes, since the last call."""
+        """`groups`, `traces`, `tokens` (sampled ones), all of which were compared; `zero_advantage_groups`,
+        `adv_zero_ratio`, `zero_advantage_tokens` (the shares of them without advantage, in [0, 1]);
+        `excluded/REASON` (traces) and what the algorithm itself notes, since the last call."""
         counts, self.counts = self.counts, Counter()
         means, self.means = self.means, {}
         metrics = {key: float(value) for key, value in counts.items()}
-        for whole in ("groups", "tokens"):
+        for whole, share in SHARES.items():
             if counts[whole]:
-                metrics[f"zero_advantage_{whole}"] = counts[f"zero_advantage_{whole}"] / counts[whole]
+                metrics[share] = counts[share] / counts[whole]
         return metrics | {key: float(np.mean(values)) for key, values in means.items()}
 
     def note(self, name: str, value: float) -> None:
