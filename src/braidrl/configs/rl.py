@@ -6,7 +6,7 @@ from typing import Any, Self
 from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
-from braidrl.configs.inference import InferenceConfig
+from braidrl.configs.inference import HEAD_MARGIN, InferenceConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.trainer import CheckpointConfig, TrainerConfig
@@ -78,6 +78,27 @@ class RLConfig(BaseConfig):
                     raise ValueError(
                         f"{process}.{key} differs from {key} at the root; a run has one {key}: set it at the root alone"
                     )
+        return self
+
+    @model_validator(mode="after")
+    def _capture_what_the_loss_needs(self) -> Self:
+        """Let the orchestrator capture the heads that the loss needs, and the engine give the candidates for them."""
+        train, inference, size = self.orchestrator.train, self.inference, self.trainer.loss.head_size
+        if "capture_head" in train.model_fields_set and train.capture_head != size:
+            raise ValueError(
+                f"orchestrator.train.capture_head is {train.capture_head}, but trainer.loss needs "
+                f"{'no heads' if size is None else f'heads of {size} tokens'}; leave it away: it follows from the loss "
+                "(score_centering, score_centering_topk)"
+            )
+        if size is None:
+            return self
+        train.capture_head, needed = size, size + HEAD_MARGIN
+        if inference.max_logprobs < needed and "max_logprobs" in inference.model_fields_set:
+            raise ValueError(
+                f"inference.max_logprobs is {inference.max_logprobs}, but heads of {size} tokens "
+                f"(trainer.loss.score_centering_topk) need {needed} candidates a token; raise it or leave it away"
+            )
+        inference.max_logprobs = max(inference.max_logprobs, needed)
         return self
 
     @model_validator(mode="after")

@@ -1,0 +1,102 @@
+"""What it costs to capture the sampler's head, measured in one run.
+
+usage: python benchmarks/capture.py MODEL_DIR [--size 128] [--batch 32] [--tokens 128]
+
+Tokens per second of the embedded engine behind its server and the gateway, all in this process, for training calls with
+a head of `--size` tokens and without, in turns; the best of each counts. `spelled` is what it would cost without the
+packed answer that the embedded engine gives: each candidate as JSON, as vLLM spells it.
+"""
+
+import argparse
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from pathlib import Path
+from unittest import mock
+
+import aiohttp
+
+from braidrl.configs.inference import InferenceConfig
+from braidrl.configs.model import ModelConfig
+from braidrl.configs.orchestrator import GatewayConfig
+from braidrl.inference.server import serve
+from braidrl.orchestrator import gateway as gateway_module
+from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.train.heads import num_candidates
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--size", type=int, default=128, help="tokens of a head")
+    parser.add_argument("--batch", type=int, default=32, help="calls at once")
+    parser.add_argument("--tokens", type=int, default=128, help="tokens of each call")
+    parser.add_argument("--repeats", type=int, default=4)
+    asyncio.run(measure(parser.parse_args()))
+
+
+async def measure(args: argparse.Namespace) -> None:
+    """Print one line a way of asking."""
+    config = InferenceConfig(
+        model=ModelConfig(path=str(args.model)),
+        port=0,
+        seq_len=args.tokens + 8,
+        max_batch_size=args.batch,
+        max_logprobs=max(200, num_candidates(args.size)),
+    )
+    address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    server = asyncio.create_task(serve(config, ready=address.set_result))
+    async with AsyncExitStack() as stack:
+        stack.callback(server.cancel)
+        await asyncio.wait({server, address}, return_when=asyncio.FIRST_COMPLETED)
+        replicas = Replicas([await address], live=True)
+        await replicas.connect(60.0)
+        stack.push_async_callback(replicas.close)
+        gateway = Gateway(GatewayConfig(), {config.model.path: replicas}, seed=0, context=config.seq_len)
+        await stack.enter_async_context(gateway)
+        http = await stack.enter_async_context(aiohttp.ClientSession())
+        ways: dict[str, tuple[int | None, bool]] = {
+            "no head": (None, True),
+            "packed": (args.size, True),
+            "spelled": (args.size, False),
+        }
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for _ in range(args.repeats):
+            for name, (size, packed) in ways.items():
+                header = gateway_module.PACKED if packed else {}
+                with mock.patch.object(gateway_module, "PACKED", header):
+                    times[name].append(await seconds(gateway, http, config.model.path, size, args))
+        plain = min(times["no head"])
+        for name, found in times.items():
+            rate = args.batch * args.tokens / min(found)
+            print(f"{name:>8}: {rate:8.0f} tokens/s  {plain / min(found):.2f}x")
+
+
+async def seconds(
+    gateway: Gateway, http: aiohttp.ClientSession, model: str, size: int | None, args: argparse.Namespace
+) -> float:
+    """Seconds until all calls are answered."""
+    sampling = {"temperature": 1.0, "logprobs": 1, "max_tokens": args.tokens, "ignore_eos": True}
+
+    async def call(number: int) -> None:
+        gateway.open_session(str(number), str(number), 1.0, size)
+        body = {"model": model, "token_ids": [number, 1, 2], "sampling_params": sampling}
+        headers = {"X-Session-ID": str(number)}
+        url = f"{gateway.url}/inference/v1/generate"
+        async with http.post(url, json=body, headers=headers) as response:
+            answer = await response.json()
+        assert len(answer["choices"][0]["token_ids"]) == args.tokens, answer
+
+    started = time.perf_counter()
+    await asyncio.gather(*map(call, range(args.batch)))
+    elapsed = time.perf_counter() - started
+    heads = [session.heads for number in range(args.batch) if (session := gateway.take_session(str(number)))]
+    assert all(heads) == (size is not None)
+    return elapsed
+
+
+if __name__ == "__main__":
+    main()
