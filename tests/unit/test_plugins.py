@@ -8,7 +8,7 @@ import pytest
 
 from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
-from braidrl.configs.plugins import BUILT_IN, find_algorithms
+from braidrl.configs.plugins import ALGORITHM, BUILT_IN
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, make_algorithm
 from braidrl.testing import CHECKS
 from tests.unit.episodes import advantages_of, episode, trace
@@ -98,7 +98,7 @@ async def test_an_installed_algorithm_scores_in_this_process(
     site: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(site))
-    found = find_algorithms()
+    found = ALGORITHM.find()
     assert list(found) == [*ALGORITHM_CLASSES, "cut_mean"]
     assert [found[name].origin for name in ("echo", "cut_mean")] == [BUILT_IN, "braid-cut-mean 0.1.0"]
     episodes = [episode(trace(1.0)), episode(trace(0.0))]
@@ -159,7 +159,7 @@ def test_a_bad_package_is_one_clear_error(
 ) -> None:
     monkeypatch.syspath_prepend(str(installed(tmp_path, package, name, f"{package}:Config", source)))
     with pytest.raises(ConfigError) as caught:
-        find_algorithms()
+        ALGORITHM.find()
     assert message in str(caught.value)
 
 
@@ -169,7 +169,7 @@ def test_two_packages_with_one_name_are_both_named(tmp_path: Path, monkeypatch: 
         folder = installed(tmp_path / package, package, "fine", f"{package}:Config", source)
         monkeypatch.syspath_prepend(str(folder))
     with pytest.raises(ConfigError, match=r"'fine' names an algorithm of twin_. 1.5 and one of twin_. 1.5"):
-        find_algorithms()
+        ALGORITHM.find()
 
 
 def test_a_clash_is_one_line_of_the_command(tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_config_that_leads_to_no_algorithm_is_refused(
     source = CONFIG.format(algorithm=algorithm)
     monkeypatch.syspath_prepend(str(installed(tmp_path, package, "fine", f"{package}:Config", source)))
     with pytest.raises(ValueError, match=message):
-        make_algorithm(find_algorithms()["fine"].config())
+        make_algorithm(ALGORITHM.find()["fine"].config())
 
 
 # -- the commands
@@ -234,7 +234,7 @@ def test_one_algorithm_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_papers_are_those_of_the_algorithms() -> None:
     for name, algorithm in ALGORITHM_CLASSES.items():
         assert algorithm.__doc__ is not None
-        paper = find_algorithms()[name].config.paper
+        paper = ALGORITHM.find()[name].config.paper
         assert paper and paper in algorithm.__doc__
 
 

@@ -12,6 +12,8 @@ class BaseLossConfig(BaseConfig):
 
     compares_with_old: ClassVar[bool] = False
     """Whether its ratio is pi / old, `old` being the trainer before the step; else it is pi / mu, the sampler's."""
+    paper: ClassVar[str] = ""
+    """Where the loss comes from: an arXiv number, or a name."""
     loss_function: ClassVar[str] = ""
     """`package.module:function` of a loss that another package brings (`braidrl.configs.plugins`)."""
 
@@ -24,6 +26,8 @@ class BaseLossConfig(BaseConfig):
 class IPOLossConfig(BaseLossConfig):
     """INTELLECT policy optimisation: importance-weighted policy gradient with a trust region in probability."""
 
+    paper: ClassVar[str] = "INTELLECT Policy Optimization"
+
     type: Literal["ipo"] = "ipo"
     eps: float = Field(0.3, ge=0, le=1)
     """Largest absolute change of a token's probability that still trains."""
@@ -33,6 +37,8 @@ class IPOLossConfig(BaseLossConfig):
 
 class IcePopLossConfig(BaseLossConfig):
     """Importance-weighted policy gradient whose trust region is a band of ratios (arXiv 2510.18855)."""
+
+    paper: ClassVar[str] = "arXiv:2510.18855; score centering: arXiv:2609.20807"
 
     type: Literal["icepop"] = "icepop"
     ratio_low: float = Field(0.2, ge=0)
@@ -63,6 +69,7 @@ class CustomLossConfig(BaseLossConfig):
     """A function of your own, called once a sequence (`LossInputs -> LossOutputs`)."""
 
     compares_with_old: ClassVar[bool] = True
+    paper: ClassVar[str] = "yours"
 
     type: Literal["custom"] = "custom"
     import_path: str
@@ -82,6 +89,9 @@ class GRPOLossConfig(BaseLossConfig):
     """Clipped surrogate with a ratio a token, asymmetric bounds (DAPO) and dual clip (arXiv 1912.09729)."""
 
     compares_with_old: ClassVar[bool] = True
+    paper: ClassVar[str] = (
+        "arXiv:2402.03300; asymmetric bounds: arXiv:2503.14476; dual clip: arXiv:1912.09729"
+    )
 
     type: Literal["grpo"] = "grpo"
     clip_ratio_low: float = Field(0.2, ge=0, le=1)
@@ -99,6 +109,7 @@ class GSPOLossConfig(BaseLossConfig):
     """
 
     compares_with_old: ClassVar[bool] = True
+    paper: ClassVar[str] = "arXiv:2507.18071"
 
     type: Literal["gspo"] = "gspo"
     clip_ratio_low: float = Field(0.2, ge=0, le=1)
@@ -111,4 +122,4 @@ LossConfig = Annotated[
     IPOLossConfig | IcePopLossConfig | CustomLossConfig | GRPOLossConfig | GSPOLossConfig,
     Field(discriminator="type"),
 ]
-"""Every built-in rl loss's config, told apart by `type`."""
+"""Every built-in rl loss's config, told apart by `type`; `braidrl.configs.plugins` adds those of other packages."""

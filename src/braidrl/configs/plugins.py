@@ -1,92 +1,158 @@
-"""Algorithms of other packages: found by their entry points, validated as the built-in ones are.
+"""Algorithms and losses of other packages: found by their entry points, validated as the built-in ones are.
 
-An entry point of the group `braidrl.algorithms` has the algorithm's `type` for its name and the algorithm's config
-class for its value. That class names the algorithm class by import path (`algorithm_class`), so that reading a
-configuration imports no algorithm.
+An entry point of the group `braidrl.algorithms` or `braidrl.losses` has a `type` for its name and that type's config
+class for its value. The class names the implementation by import path (`algorithm_class`, `loss_function`), so that
+reading a configuration imports neither algorithms nor losses.
 """
 
 import functools
 import operator
+import pkgutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Annotated, TypeAlias, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, get_args
 
 from pydantic import Field
 
 from braidrl.configs.algorithm import AlgorithmConfig, BaseAlgorithmConfig
+from braidrl.configs.base import BaseConfig
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.faults import tag_of
+from braidrl.configs.loss import BaseLossConfig, LossConfig
 
-GROUP = "braidrl.algorithms"
 BUILT_IN = "built in"
+
+ConfigT = TypeVar("ConfigT", bound=BaseConfig)
 
 
 @dataclass(frozen=True)
-class InstalledAlgorithm:
-    """An algorithm that a configuration may name."""
+class Installed(Generic[ConfigT]):
+    """What a configuration may name by its `type`."""
 
     name: str
     """Its `type`."""
-    config: type[BaseAlgorithmConfig]
+    config: type[ConfigT]
     origin: str
     """`built in`, or the package that brings it, with its version."""
 
+    @property
+    def owner(self) -> str:
+        """The package that it belongs to."""
+        return "braidrl" if self.origin == BUILT_IN else self.origin
 
-def find_algorithms() -> dict[str, InstalledAlgorithm]:
-    """Every algorithm by its `type`: the built-in ones, then those of other packages by name.
 
-    Raises `ConfigError` where two have the same `type`, or an entry point leads to no config class.
-    """
-    found = {algorithm.name: algorithm for algorithm in _built_in()}
-    for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
-        origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
-        if (other := found.get(entry.name)) is not None:
-            owner = "braidrl" if other.origin == BUILT_IN else other.origin
-            raise ConfigError(
-                "algo.type",
-                f"{entry.name!r} names an algorithm of {owner} and one of {origin}; uninstall one package, or rename "
-                "its algorithm",
+@dataclass(frozen=True)
+class Kind(Generic[ConfigT]):
+    """A kind of thing that packages bring."""
+
+    group: str
+    """The group of its entry points."""
+    noun: str
+    article: str
+    key: str
+    """Where a configuration names one."""
+    base: type[ConfigT]
+    """What the config class of one subclasses."""
+    union: Any
+    """The config classes of the built-in ones, told apart by `type`."""
+    target: str
+    """Class variable that names the implementation ..."""
+    form: str
+    """... and how it does so."""
+
+    def find(self) -> dict[str, Installed[ConfigT]]:
+        """All of this kind by `type`: the built-in ones, then those of other packages by name.
+
+        Raises `ConfigError` where two have the same `type`, or an entry point leads to no config class.
+        """
+        found = {thing.name: thing for thing in self._built_in()}
+        for entry in sorted(entry_points(group=self.group), key=lambda entry: entry.name):
+            origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
+            if (other := found.get(entry.name)) is not None:
+                raise ConfigError(
+                    self.key,
+                    f"{entry.name!r} names {self.article} {self.noun} of {other.owner} and one of {origin}; uninstall "
+                    f"one package, or rename its {self.noun}",
+                )
+            found[entry.name] = Installed(entry.name, self._config_class(entry, origin), origin)
+        return found
+
+    def implementation(self, config: type[ConfigT]) -> Any:
+        """What a package's config class is for. Raises `ValueError` where that cannot be imported."""
+        path = getattr(config, self.target)
+        try:
+            return pkgutil.resolve_name(path)
+        except (ImportError, AttributeError, ValueError) as error:
+            raise ValueError(
+                f"{config.__name__}.{self.target} = {path!r} cannot be imported: {error}; give `{self.form}` of the "
+                f"{self.noun}"
+            ) from error
+
+    def _built_in(self) -> Iterator[Installed[ConfigT]]:
+        for config in get_args(get_args(self.union)[0]):
+            yield Installed(str(tag_of(config)), config, BUILT_IN)
+
+    def _config_class(self, entry: EntryPoint, origin: str) -> type[ConfigT]:
+        def fault(seen: str, remedy: str) -> ConfigError:
+            return ConfigError(
+                self.key, f"{self.noun} {entry.name!r} of {origin}: {entry.value} {seen}; {remedy}"
             )
-        found[entry.name] = InstalledAlgorithm(entry.name, _config_class(entry, origin), origin)
-    return found
+
+        try:
+            config = entry.load()
+        except Exception as error:  # whatever the package does when it is imported
+            seen = f"cannot be imported ({type(error).__name__}: {error})"
+            raise fault(seen, "repair or uninstall the package") from error
+        if not (isinstance(config, type) and issubclass(config, self.base)):
+            base = f"{self.base.__module__}.{self.base.__name__}"
+            raise fault(f"is no {self.noun} config", f"subclass {base}")
+        if tag_of(config) != entry.name:
+            declaration = f'type: Literal["{entry.name}"] = "{entry.name}"'
+            raise fault(f"has the type {tag_of(config)!r}", f"declare {declaration}")
+        if ":" not in getattr(config, self.target):
+            raise fault(f"names no {self.noun}", f"set its class variable {self.target} to `{self.form}`")
+        return config
 
 
-def _built_in() -> Iterator[InstalledAlgorithm]:
-    for config in get_args(get_args(AlgorithmConfig)[0]):
-        yield InstalledAlgorithm(str(tag_of(config)), config, BUILT_IN)
+ALGORITHM = Kind(
+    group="braidrl.algorithms",
+    noun="algorithm",
+    article="an",
+    key="algo.type",
+    base=BaseAlgorithmConfig,
+    union=AlgorithmConfig,
+    target="algorithm_class",
+    form="package.module:Class",
+)
+LOSS = Kind(
+    group="braidrl.losses",
+    noun="loss",
+    article="a",
+    key="loss.type",
+    base=BaseLossConfig,
+    union=LossConfig,
+    target="loss_function",
+    form="package.module:function",
+)
 
-
-def _config_class(entry: EntryPoint, origin: str) -> type[BaseAlgorithmConfig]:
-    def fault(seen: str, remedy: str) -> ConfigError:
-        return ConfigError(
-            "algo.type", f"algorithm {entry.name!r} of {origin}: {entry.value} {seen}; {remedy}"
-        )
-
-    try:
-        config = entry.load()
-    except Exception as error:  # whatever the package does when it is imported
-        seen = f"cannot be imported ({type(error).__name__}: {error})"
-        raise fault(seen, "repair or uninstall the package") from error
-    if not (isinstance(config, type) and issubclass(config, BaseAlgorithmConfig)):
-        raise fault("is no algorithm config", "subclass braidrl.configs.algorithm.BaseAlgorithmConfig")
-    if tag_of(config) != entry.name:
-        raise fault(
-            f"has the type {tag_of(config)!r}", f'declare type: Literal["{entry.name}"] = "{entry.name}"'
-        )
-    if ":" not in config.algorithm_class:
-        raise fault("names no algorithm", "set its class variable algorithm_class to `package.module:Class`")
-    return config
-
-
-ALGORITHMS = find_algorithms()
+ALGORITHMS = ALGORITHM.find()
 """Every algorithm of this installation by its `type`."""
+LOSSES = LOSS.find()
+"""Every rl loss of this installation by its `type`."""
 
 if TYPE_CHECKING:
     InstalledAlgorithmConfig: TypeAlias = AlgorithmConfig
+    InstalledLossConfig: TypeAlias = LossConfig
 else:
-    InstalledAlgorithmConfig = Annotated[
-        functools.reduce(operator.or_, [algorithm.config for algorithm in ALGORITHMS.values()]),
-        Field(discriminator="type"),
-    ]
-"""The config of every algorithm of this installation, told apart by `type`."""
+
+    def _union(found):
+        return Annotated[
+            functools.reduce(operator.or_, [thing.config for thing in found.values()]),
+            Field(discriminator="type"),
+        ]
+
+    InstalledAlgorithmConfig = _union(ALGORITHMS)
+    """The config of every algorithm of this installation, told apart by `type`."""
+    InstalledLossConfig = _union(LOSSES)
+    """The config of every rl loss of this installation, told apart by `type`."""

@@ -6,10 +6,11 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
-from braidrl.configs.loss import IPOLossConfig, LossConfig
+from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
+from braidrl.configs.plugins import InstalledLossConfig
 
 LossAggregation = Literal["token-mean", "seq-mean-token-mean"]
 
@@ -38,7 +39,7 @@ class TrainerConfig(BaseConfig):
     """Seeds everything that the trainer draws."""
     micro_batch_tokens: int | None = Field(None, ge=2)
     """Tokens of one packed row, which is one forward and backward; None: `seq_len`. Gradients do not depend on it."""
-    loss: LossConfig = Field(default_factory=IPOLossConfig)
+    loss: InstalledLossConfig = Field(default_factory=IPOLossConfig)
     """The rl loss."""
     loss_agg_mode: LossAggregation = "token-mean"
     """What the rl loss is the mean of: all tokens alike, or trajectories, each of which is the mean of its tokens."""

@@ -1,11 +1,11 @@
 """Algorithms: one module each. An algorithm annotates finished episodes; everything downstream is blind to
 its name."""
 
-import pkgutil
 from typing import Any
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
 from braidrl.configs.faults import tag_of
+from braidrl.configs.plugins import ALGORITHM
 from braidrl.orchestrator.train.algo.base import Algorithm
 from braidrl.orchestrator.train.algo.echo import EchoAlgorithm
 from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
@@ -43,15 +43,10 @@ def class_of(config: type[BaseAlgorithmConfig]) -> type[Algorithm]:
 
 
 def _class_of_package(config: type[BaseAlgorithmConfig]) -> type[Algorithm]:
-    path = f"{config.__name__}.algorithm_class = {config.algorithm_class!r}"
-    try:
-        found = pkgutil.resolve_name(config.algorithm_class)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"{path} cannot be imported: {error}; give `package.module:Class` of the algorithm"
-        ) from error
+    found = ALGORITHM.implementation(config)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ValueError(
-            f"{path} is {found!r}, which is no Algorithm; subclass braidrl.orchestrator.train.algo.Algorithm"
+            f"{config.__name__}.algorithm_class = {config.algorithm_class!r} is {found!r}, which is no Algorithm; "
+            "subclass braidrl.orchestrator.train.algo.Algorithm"
         )
     return found

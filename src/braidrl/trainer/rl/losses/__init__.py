@@ -1,21 +1,43 @@
 """One module a loss. `ce` and `ref_kl` are fixed components; the others are what `trainer.loss` may be."""
 
+from collections.abc import Callable
 from functools import partial
 
-from braidrl.configs.loss import CustomLossConfig, LossConfig
-from braidrl.trainer.rl.loss import Loss
+from braidrl.configs.faults import tag_of
+from braidrl.configs.loss import BaseLossConfig, CustomLossConfig
+from braidrl.configs.plugins import LOSS
+from braidrl.trainer.rl.loss import Loss, LossOutputs
 from braidrl.trainer.rl.losses.custom import custom_loss, load_function
 from braidrl.trainer.rl.losses.grpo import grpo_loss
 from braidrl.trainer.rl.losses.gspo import gspo_loss
 from braidrl.trainer.rl.losses.icepop import icepop_loss
 from braidrl.trainer.rl.losses.ipo import ipo_loss
 
-LOSSES = {"ipo": ipo_loss, "icepop": icepop_loss, "grpo": grpo_loss, "gspo": gspo_loss}
-"""The built-in `rl` losses by the `type` of their config."""
+LOSS_FUNCTIONS: dict[str, Callable[..., LossOutputs]] = {
+    "ipo": ipo_loss,
+    "icepop": icepop_loss,
+    "custom": custom_loss,
+    "grpo": grpo_loss,
+    "gspo": gspo_loss,
+}
+"""The function behind each built-in `trainer.loss.type`; other packages name theirs in their config class."""
 
 
-def make_loss(config: LossConfig) -> Loss:
+def make_loss(config: BaseLossConfig) -> Loss:
     """The configured `rl` loss. Raises `ValueError` when it cannot be imported."""
     if isinstance(config, CustomLossConfig):
         return partial(custom_loss, function=load_function(config), kwargs=config.kwargs)
-    return partial(LOSSES[config.type], config=config)
+    return partial(function_of(type(config)), config=config)
+
+
+def function_of(config: type[BaseLossConfig]) -> Callable[..., LossOutputs]:
+    """The function that a config class is for. Raises `ValueError` where a package names none."""
+    if (built_in := LOSS_FUNCTIONS.get(str(tag_of(config)))) is not None:
+        return built_in
+    found = LOSS.implementation(config)
+    if not callable(found):
+        raise ValueError(
+            f"{config.__name__}.loss_function = {config.loss_function!r} is {found!r}, which is no function; name one "
+            f"that takes (inputs: LossInputs, config: {config.__name__}) and returns LossOutputs"
+        )
+    return found
