@@ -7,6 +7,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated, Any, Union, get_args, get_origin
 
+import yaml
 from pydantic import BaseModel, ValidationError
 
 from braidrl.configs.errors import ConfigError
@@ -143,9 +144,14 @@ def _origin(location: Location, args: list[str]) -> str | None:
         return "command line"
     files = [args[i + 1] for i, arg in enumerate(args[:-1]) if arg == "@"]
     for file in reversed(files):
-        if Path(file).suffix == ".toml" and _contains(tomllib.loads(Path(file).read_text()), location):
+        if _contains(_read(Path(file)), location):
             return file
     return None
+
+
+def _read(file: Path) -> Any:
+    """YAML has JSON in it."""
+    return tomllib.loads(file.read_text()) if file.suffix == ".toml" else yaml.safe_load(file.read_text())
 
 
 def _contains(data: Any, location: Location) -> bool:

@@ -5,6 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, model_validator
 
+from braidrl.configs import recipe
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.inference import HEAD_MARGIN, InferenceConfig
 from braidrl.configs.model import ModelConfig
@@ -50,6 +51,14 @@ class RLConfig(BaseConfig):
     """The inference process."""
     stop_timeout: float = Field(15.0, gt=0)
     """Seconds that processes get to end by themselves before they are killed."""
+    algorithm: recipe.RecipeConfig | None = None
+    """A GRPO-like algorithm in one section, instead of the keys of `trainer` and `orchestrator.train.algo` that it
+    expands into; resolved, it is gone."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _expand_the_recipe(cls, data: Any) -> Any:
+        return recipe.expand(data) if isinstance(data, dict) else data
 
     @model_validator(mode="before")
     @classmethod

@@ -1,0 +1,377 @@
+"""The `algorithm` section: what it expands into, what stands beside it, what is refused."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from braidrl.cli import main
+from braidrl.configs.algorithm import GRPOConfig
+from braidrl.configs.loss import CustomLossConfig, GRPOLossConfig, GSPOLossConfig
+from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
+from braidrl.configs.recipe import RecipeConfig, settings
+from braidrl.configs.rl import RLConfig
+
+MINIMAL = """\
+model:
+  path: m
+orchestrator:
+  train:
+    source:
+      - env: {taskset: {id: reverse-text}}
+"""
+
+
+@pytest.fixture(scope="module")
+def example(shared_dir: Path) -> str:
+    """The seed's example, character for character."""
+    text = next((shared_dir / "seeds").glob("002_*")).read_text()
+    (block,) = re.findall(r"^algorithm:\n(?:  .*\n)+", text, flags=re.MULTILINE)
+    return block
+
+
+def run(algorithm: dict[str, Any] | None = None, **blocks: Any) -> RLConfig:
+    """A run with this section, and other blocks (`trainer`, `algo`, `source`)."""
+    train = {"source": [{"env": {"taskset": {"id": "reverse-text"}}, **blocks.pop("source", {})}]}
+    if "algo" in blocks:
+        train["algo"] = blocks.pop("algo")
+    section = {} if algorithm is None else {"algorithm": algorithm}
+    return RLConfig.model_validate(
+        {"model": {"path": "m"}, "orchestrator": {"train": train}, **blocks, **section}
+    )
+
+
+def dry_run(tmp_path: Path, text: str, *flags: str) -> int:
+    (tmp_path / "run.yaml").write_text(text)
+    return main(["rl", "@", str(tmp_path / "run.yaml"), *flags, "--dry-run"])
+
+
+# -- what it expands into
+
+
+def test_the_example_is_the_keys_that_the_processes_read(
+    example: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert example.count("\n") == 16
+    assert dry_run(tmp_path, MINIMAL + example) == 0
+    resolved = tomllib.loads(capsys.readouterr().out)
+    assert "algorithm" not in resolved
+    trainer, train = resolved["trainer"], resolved["orchestrator"]["train"]
+    for algo in (train["algo"], train["source"][0]["algo"]):
+        assert (algo["type"], algo["advantage_norm"]) == ("grpo", "group_zscore")
+    assert trainer["loss"] == {
+        "type": "grpo",
+        "clip_ratio_low": 0.2,
+        "clip_ratio_high": 0.28,
+        "clip_ratio_c": 10.0,
+    }
+    assert trainer["loss_agg_mode"] == "token-mean"
+    assert trainer["is_correction"] == {
+        "level": "token",
+        "action": "clip",
+        "lower_bound": 0.5,
+        "upper_bound": 2.0,
+    }
+    assert trainer["opsm"] == {"delta": 0.1, "reference": "old"}
+    assert "m2po" not in trainer and "reference_kl" not in trainer
+    assert RLConfig.model_validate(resolved).algorithm is None
+
+
+def test_toml_and_yaml_say_the_same(example: str) -> None:
+    toml = """\
+[algorithm]
+advantage_estimator = "grpo"
+advantage_norm_mode = "group_zscore"
+policy_loss = "grpo"
+loss_agg_mode = "token-mean"
+clip_ratio_low = 0.2
+clip_ratio_high = 0.28
+is_correction = {enable = true, action = "clip", level = "token", lower_bound = 0.5, upper_bound = 2.0}
+opsm = {enable = true, delta = 0.1}
+"""
+    section = tomllib.loads(toml)["algorithm"]
+    assert section == yaml.safe_load(example)["algorithm"]
+    assert run(section).algorithm is None
+
+
+def test_an_empty_section_has_the_seeds_defaults() -> None:
+    config = run({})
+    assert config.orchestrator.train.source[0].algo == GRPOConfig(advantage_norm="group_zscore")
+    trainer = config.trainer
+    assert trainer.loss == GRPOLossConfig(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=10.0)
+    assert (trainer.loss_agg_mode, trainer.entropy_coef) == ("token-mean", 0.0)
+    assert trainer.is_correction is trainer.m2po is trainer.opsm is trainer.reference_kl is None
+
+
+def test_no_section_changes_nothing() -> None:
+    config = run()
+    assert config.orchestrator.train.source[0].algo == GRPOConfig()
+    assert config.trainer.loss.type == "ipo"
+
+
+def test_every_block_has_the_seeds_defaults_when_it_is_on() -> None:
+    on = {"enable": True}
+    reference = {**on, "ref_hf_model_path": "models/base"}
+    trainer = run({"m2po": on, "opsm": on, "is_correction": on, "ref_kl": reference}).trainer
+    assert trainer.m2po == M2POConfig(threshold=0.04)
+    assert trainer.opsm == OPSMConfig(delta=0.1)
+    assert trainer.is_correction == ISCorrectionConfig()
+    assert trainer.reference_kl == ReferenceKLConfig(path="models/base")
+
+
+def test_everything_reaches_its_place() -> None:
+    section = {
+        "advantage_norm_mode": "batch_mean",
+        "policy_loss": "gspo",
+        "loss_agg_mode": "seq-mean-token-mean",
+        "clip_ratio_low": 3e-4,
+        "clip_ratio_high": 4e-4,
+        "entropy_coef": 0.01,
+        "is_correction": {
+            "enable": True,
+            "action": "mask",
+            "level": "geometric",
+            "lower_bound": 0.9,
+            "upper_bound": 1.1,
+        },
+        "m2po": {"enable": True, "threshold": 0.01},
+        "opsm": {"enable": True, "delta": 0.2},
+        "ref_kl": {
+            "enable": True,
+            "coef": 0.01,
+            "kl_type": "k1",
+            "use_unbiased_kl": True,
+            "update_interval": 5,
+            "ref_dist_ckpt_path": "outputs/run/checkpoints/step_000100",
+        },
+    }
+    config = run(section)
+    assert config.orchestrator.train.algo == GRPOConfig(advantage_norm="batch_mean")
+    trainer = config.trainer
+    assert trainer.loss == GSPOLossConfig(clip_ratio_low=3e-4, clip_ratio_high=4e-4)
+    assert (trainer.loss_agg_mode, trainer.entropy_coef) == ("seq-mean-token-mean", 0.01)
+    assert trainer.is_correction == ISCorrectionConfig(
+        action="mask", level="geometric", lower_bound=0.9, upper_bound=1.1
+    )
+    assert (trainer.m2po, trainer.opsm) == (M2POConfig(threshold=0.01), OPSMConfig(delta=0.2))
+    assert trainer.reference_kl == ReferenceKLConfig(
+        coef=0.01,
+        kl_type="k1",
+        use_unbiased_kl=True,
+        update_interval=5,
+        path="outputs/run/checkpoints/step_000100",
+    )
+
+
+def test_no_key_of_the_section_is_forgotten() -> None:
+    blocks = {"is_correction": {}, "m2po": {}, "opsm": {}, "ref_kl": {"ref_hf_model_path": "m"}}
+    recipe = RecipeConfig.model_validate({name: {"enable": True, **keys} for name, keys in blocks.items()})
+    expected = set(RecipeConfig.model_fields) - set(blocks)
+    for name in blocks:
+        keys = type(getattr(recipe, name)).model_fields
+        expected |= {f"{name}.{key}" for key in keys if key not in ("enable", "ref_dist_ckpt_path")}
+    assert {setting.key for setting in settings(recipe)} == expected
+
+
+def test_gspo_reads_no_dual_clip() -> None:
+    assert run({"policy_loss": "gspo", "clip_ratio_c": 5.0}).trainer.loss == GSPOLossConfig()
+
+
+def test_a_block_that_is_off_stays_off_whatever_else_it_says() -> None:
+    section = {
+        "is_correction": {"enable": False, "level": "sequence", "upper_bound": 3.0},
+        "m2po": {"threshold": 0.5},
+        "opsm": {"enable": False, "delta": 1.0},
+        "ref_kl": {"enable": False, "coef": 0.1, "kl_type": "k1"},
+    }
+    trainer = run(section).trainer
+    assert trainer.is_correction is trainer.m2po is trainer.opsm is trainer.reference_kl is None
+
+
+# -- what stands beside it
+
+
+def test_a_source_inherits_from_it_and_may_have_an_algorithm_of_its_own() -> None:
+    section = {"advantage_norm_mode": "batch_zscore"}
+    penalised = run(section, source={"algo": {"length_penalty": {}}}).orchestrator.train.source[0].algo
+    assert (penalised.advantage_norm, penalised.length_penalty.type) == ("batch_zscore", "linear")
+    own = run(section, source={"algo": {"advantage_norm": "none"}}).orchestrator.train
+    assert (own.algo.advantage_norm, own.source[0].algo.advantage_norm) == ("batch_zscore", "none")
+    assert (
+        run(section, source={"algo": {"type": "max_rl"}}).orchestrator.train.source[0].algo.type == "max_rl"
+    )
+
+
+def test_keys_that_the_section_leaves_out_are_the_users() -> None:
+    trainer = {
+        "loss": {"clip_ratio_c": 3.0},
+        "entropy_coef": 0.1,
+        "m2po": {},
+        "opsm": {"reference": "rollout"},
+    }
+    config = run({"opsm": {"enable": True}}, trainer=trainer, algo={"advantage_norm": "none"})
+    assert config.trainer.loss == GRPOLossConfig(clip_ratio_c=3.0)
+    assert (config.trainer.entropy_coef, config.trainer.m2po) == (0.1, M2POConfig())
+    assert config.trainer.opsm == OPSMConfig(reference="rollout")
+    assert config.orchestrator.train.algo == GRPOConfig(advantage_norm="none")
+
+
+def test_a_loss_or_an_algorithm_of_the_users_own_takes_what_it_has_of_the_section() -> None:
+    custom = {"loss": {"type": "custom", "import_path": "m.loss"}}
+    config = run({"entropy_coef": 0.1}, trainer=custom, algo={"type": "max_rl"})
+    assert config.trainer.loss == CustomLossConfig(import_path="m.loss")
+    assert (config.trainer.entropy_coef, config.orchestrator.train.algo.type) == (0.1, "max_rl")
+    echo = run({"advantage_norm_mode": "none"}, algo={"type": "echo"}).orchestrator.train.algo
+    assert (echo.type, echo.advantage_norm) == ("echo", "none")
+
+
+def test_the_same_value_twice_is_no_conflict(tmp_path: Path) -> None:
+    text = MINIMAL + "algorithm: {clip_ratio_low: 0.3, policy_loss: gspo}\n"
+    assert dry_run(tmp_path, text, "--trainer.loss.clip_ratio_low", "0.30") == 0
+    assert dry_run(tmp_path, text, "--trainer.loss.type", "gspo") == 0
+
+
+def test_a_flag_reaches_into_the_section(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = MINIMAL + "algorithm: {policy_loss: grpo}\n"
+    assert (
+        dry_run(tmp_path, text, "--algorithm.clip-ratio-low", "0.1", "--algorithm.m2po.enable", "true") == 0
+    )
+    trainer = tomllib.loads(capsys.readouterr().out)["trainer"]
+    assert (trainer["loss"]["clip_ratio_low"], trainer["m2po"]["threshold"]) == (0.1, 0.04)
+
+
+def test_the_older_spelling_of_an_algorithm_stands_beside_it_too() -> None:
+    """`[orchestrator.algo]` is `[orchestrator.train.algo]`."""
+    source = {"env": {"taskset": {"id": "reverse-text"}}}
+    orchestrator = {"algo": {"type": "grpo", "length_penalty": {}}, "train": {"source": [source]}}
+    config = RLConfig.model_validate({"model": {"path": "m"}, "orchestrator": orchestrator, "algorithm": {}})
+    assert config.orchestrator.train.algo.length_penalty is not None
+    assert config.orchestrator.train.algo.advantage_norm == "group_zscore"
+
+
+def test_what_the_user_wrote_is_not_changed() -> None:
+    data = {
+        "model": {"path": "m"},
+        "orchestrator": {"train": {"source": [{"env": {"taskset": {"id": "x"}}}]}},
+        "trainer": {"loss": {}},
+        "algorithm": {"policy_loss": "gspo"},
+    }
+    RLConfig.model_validate(data)
+    assert data["algorithm"] == {"policy_loss": "gspo"}
+    assert data["trainer"] == {"loss": {}}
+
+
+# -- what is refused
+
+
+@pytest.mark.parametrize(
+    ("section", "flags", "message"),
+    [
+        (
+            "{clip_ratio_low: 0.3}",
+            "--trainer.loss.clip_ratio_low 0.2",
+            'algorithm.clip_ratio_low is 0.3, but trainer.loss.clip_ratio_low is "0.2"; the first stands for',
+        ),
+        (
+            "{policy_loss: grpo}",
+            "--trainer.loss.type ipo",
+            'algorithm.policy_loss is "grpo", but trainer.loss.type is "ipo"',
+        ),
+        (
+            "{clip_ratio_low: 0.3}",
+            "--trainer.loss.type ipo",
+            'algorithm.clip_ratio_low is 0.3, but trainer.loss.type is "ipo"; the first stands for trainer.loss.cli',
+        ),
+        (
+            "{advantage_estimator: grpo}",
+            "--orchestrator.train.algo.type rae",
+            'algorithm.advantage_estimator is "grpo", but orchestrator.train.algo.type is "rae"',
+        ),
+        (
+            "{advantage_norm_mode: none}",
+            "--orchestrator.train.algo.type rae",
+            'algorithm.advantage_norm_mode is "none", but orchestrator.train.algo.type is "rae"',
+        ),
+        (
+            "{m2po: {enable: false}}",
+            "--trainer.m2po.threshold 0.1",
+            "algorithm.m2po.enable is false, but trainer.m2po is set",
+        ),
+        (
+            "{m2po: {enable: true}}",
+            "--trainer.m2po None",
+            'algorithm.m2po.threshold is 0.04, but trainer.m2po is "None"',
+        ),
+        (
+            "{opsm: {enable: true, delta: 0.2}}",
+            "--trainer.opsm.delta 0.1",
+            'algorithm.opsm.delta is 0.2, but trainer.opsm.delta is "0.1"',
+        ),
+        (
+            "{ref_kl: {enable: true, ref_hf_model_path: a}}",
+            "--trainer.reference_kl.path b",
+            'algorithm.ref_kl.ref_hf_model_path is "a", but trainer.reference_kl.path is "b"',
+        ),
+        (
+            "{ref_kl: {enable: true}}",
+            "",
+            "algorithm.ref_kl: enable needs one reference, and none is set: set ref_hf_model_path to a Hugging "
+            "Face folder, or ref_dist_ckpt_path to a checkpoint",
+        ),
+        (
+            "{ref_kl: {enable: true, ref_hf_model_path: a, ref_dist_ckpt_path: b}}",
+            "",
+            "algorithm.ref_kl: enable needs one reference, and two are set",
+        ),
+        (
+            "{ref_kl: {enable: true, ref_hf_model_path: a, kl_type: k1}}",
+            "",
+            "algorithm.ref_kl: the expected gradient of k1 is 0",
+        ),
+        ("{clip_ratio_hi: 1}", "", "did you mean 'algorithm.clip_ratio_high'? [{file}]"),
+        ("{is_correction: {enabled: true}}", "", "did you mean 'algorithm.is_correction.enable'? [{file}]"),
+        ("{opsm: {reference: old}}", "", "algorithm.opsm.reference: unknown key; valid here: enable, delta"),
+        (
+            "{advantage_norm_mode: zscore}",
+            "",
+            "algorithm.advantage_norm_mode: input should be 'group_mean', 'group_zscore'",
+        ),
+        (
+            "{advantage_estimator: mine}",
+            "",
+            "'mine' is not \"grpo\"; for an algorithm of your own, or another",
+        ),
+        ("{policy_loss: custom}", "", 'trainer.loss.type ("custom" takes trainer.loss.import_path)'),
+        ("{clip_ratio_c: 1}", "", "algorithm.clip_ratio_c: input should be greater than 1 (got 1)"),
+        ("{loss_agg_mode: prompt}", "", "algorithm.loss_agg_mode: input should be 'token-mean' or 'seq-mean"),
+        ("[1]", "", "algorithm: input should be a valid dictionary"),
+        (
+            "{m2po: {enable: true}}",
+            "--trainer.use_rollout_log_probs true",
+            "remove m2po, or set use_rollout_log_probs = false",
+        ),
+        (
+            "{advantage_norm_mode: batch_mean}",
+            "--orchestrator.train.algo.length_weighted_baseline true",
+            'remove length_weighted_baseline, or set advantage_norm = "group_mean"',
+        ),
+    ],
+)
+def test_what_does_not_fit_is_one_line_that_names_both_keys(
+    section: str, flags: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert dry_run(tmp_path, f"{MINIMAL}algorithm: {section}\n", *flags.split()) == 2
+    (error,) = capsys.readouterr().err.splitlines()
+    assert message.replace("{file}", str(tmp_path / "run.yaml")) in error
+    assert error.startswith("braid rl: error: ")
+
+
+def test_help_has_the_section(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["rl", "--help"])
+    text = capsys.readouterr().out
+    assert "--algorithm.advantage_norm_mode {group_mean,group_zscore,batch_zscore,batch_mean,none}" in text
+    assert "--algorithm.ref_kl.ref_hf_model_path" in text
