@@ -141,6 +141,7 @@ def test_who_asked_for_no_log_probs_gets_none() -> None:
         (lambda entry: entry.pop("top_logprobs"), "serve the model with max_logprobs >= 5"),
         (lambda entry: entry["top_logprobs"][1].update(logprob=3.0), "total probability of 20.47"),
         (lambda entry: entry["top_logprobs"][1].update(token="text"), "invalid literal for int"),
+        (lambda entry: entry.pop("logprob"), "Expected `float`, got `null`"),
     ],
 )
 def test_an_answer_without_its_candidates_is_refused(change: Any, named: str | None) -> None:

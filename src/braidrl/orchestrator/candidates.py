@@ -55,24 +55,30 @@ def take_heads(
         shown: candidates that the caller itself asked for; None: no log-probs at all.
 
     Raises:
-        ValueError: candidates are missing, or their log-probs are none. (`msgspec.DecodeError` is one.)
+        ValueError: candidates are missing, or their values are no log-probs. (`msgspec.DecodeError` is one.)
     """
     answer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    choices = msgspec.json.decode(answer["choices"], type=list[dict[str, msgspec.Raw]])
+    written = answer.get("choices", b"[]")
+    choices = msgspec.json.decode(written, type=list[dict[str, msgspec.Raw]])
     heads: dict[bytes, Head] = {}
     stripped: list[dict[str, Any]] = []
-    for raw, choice in zip(choices, msgspec.json.decode(answer["choices"], type=list[_Choice]), strict=True):
+    for raw, choice in zip(choices, msgspec.json.decode(written, type=list[_Choice]), strict=True):
         content = choice.logprobs.content
         if len(content) != len(choice.token_ids):
             raise ValueError(f"{len(content)} log-probs for {len(choice.token_ids)} generated tokens")
         ids_NW, logprobs_NW = _arrays(choice.logprobs)
-        logprobs = [msgspec.json.decode(entry["logprob"], type=float) for entry in content]
+        logprobs = [_own(entry) for entry in content]
         head = recover_head(ids_NW, logprobs_NW, size)
         _check(ids_NW, logprobs_NW, head)
         heads[call_key([*prompt, *choice.token_ids], logprobs)] = head
         entries = None if shown is None else _shown(content, choice.token_ids, ids_NW, logprobs_NW, shown)
         stripped.append({**raw, "logprobs": entries})
     return msgspec.json.encode({**answer, "choices": stripped}), heads
+
+
+def _own(entry: dict[str, msgspec.Raw]) -> float:
+    """The log-prob of the sampled token."""
+    return msgspec.json.decode(entry.get("logprob", b"null"), type=float)
 
 
 def _arrays(logprobs: _Logprobs) -> tuple[np.ndarray, np.ndarray]:
@@ -128,7 +134,7 @@ def _shown(
         values = dict(zip(ids, logprobs))
         values.pop(-1, None)
         if shown:
-            values[token] = msgspec.json.decode(entry["logprob"], type=float)
+            values[token] = _own(entry)
         named = [{"token": f"token_id:{other}", "logprob": value} for other, value in values.items()]
         entries.append({**entry, "top_logprobs": named})
     return {"content": entries}

@@ -105,6 +105,8 @@ def _joined(found: Sequence[Head | int]) -> Head:
     """Heads end to end; a number stands for so many tokens outside the loss, whose heads are empty."""
     size = next(part.token_ids.shape[1] for part in found if isinstance(part, Head))
     filled = [part if isinstance(part, Head) else _empty(part, size) for part in found]
+    if len(filled) == 1:
+        return filled[0]
     return Head(
         np.concatenate([part.token_ids for part in filled]),
         np.concatenate([part.logprobs for part in filled]),
