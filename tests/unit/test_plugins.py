@@ -12,8 +12,7 @@ from braidrl.configs.plugins import ALGORITHM, BUILT_IN
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, make_algorithm
 from braidrl.testing import CHECKS
 from tests.unit.episodes import advantages_of, episode, trace
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.unit.packages import installed, listed, python
 
 
 @pytest.fixture(scope="module")
@@ -36,29 +35,6 @@ def site(package: Path) -> Path:
     return target
 
 
-def python(site: Path, *args: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """Run Python where the installed package is found as any other."""
-    path = [str(site), str(REPOSITORY), str(REPOSITORY / "tests")]
-    return subprocess.run(
-        [sys.executable, *args],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        env={"PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(path)},
-        timeout=120,
-    )
-
-
-def installed(folder: Path, package: str, name: str, value: str, source: str = "") -> Path:
-    """A folder as an installer leaves it: a module `PACKAGE`, and metadata with one entry point."""
-    info = folder / f"{package}-1.5.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.5\n")
-    (info / "entry_points.txt").write_text(f"[braidrl.algorithms]\n{name} = {value}\n")
-    (folder / f"{package}.py").write_text(source)
-    return folder
-
-
 # -- a package that is as it should be
 
 
@@ -67,12 +43,6 @@ def test_an_installed_algorithm_is_listed_with_its_package(site: Path) -> None:
     assert "comes from: braid-cut-mean 0.1.0" in block and "parameters: bound = 1.0" in block
     text = python(site, "-m", "braidrl.cli", "algorithms", "cut_mean").stdout
     assert "Every sampled token of rollout i gets A_i" in text and "Largest size of an advantage." in text
-
-
-def listed(text: str) -> dict[str, str]:
-    """What `braid algorithms` prints of each type, its lines joined."""
-    blocks = [block.split("\n", 1) for block in text.split("\n\n")]
-    return {name: " ".join(rest.split()) for name, rest in blocks}
 
 
 def test_an_installed_algorithm_is_in_the_schema_and_validates(site: Path, package: Path) -> None:
