@@ -67,6 +67,25 @@ def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert (lines[0]["group"], lines[0]["token_ids"], lines[0]["reward"]) == ("a", [10, 11, 10, 11, 12], 1.0)
 
 
+@pytest.mark.parametrize(
+    ("norm", "expected"),
+    [
+        ("group_mean", ["+0.5", "-0.5"]),
+        ("group_zscore", ["+0.707", "-0.707"]),
+        ("batch_mean", ["+0.25", "-0.75"]),
+        ("batch_zscore", ["+0.5", "-1.5"]),
+        ("none", ["+1", "0"]),
+    ],
+)
+def test_rewards_are_measured_against_group_or_batch(
+    norm: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The record of a step is a batch: here two groups, with the rewards 1, 0 and 1, 1."""
+    path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0), *group("b", 1.0, 1.0))
+    assert main(["score", str(path), "--algo.advantage_norm", norm]) == 0
+    assert rows(capsys.readouterr().out)["sums a"]["algo: grpo"] == expected
+
+
 def test_what_is_predicted_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of an ECHO trace the observation tokens and their weight; a group without advantage still trains them."""
     talks = [("user", 2), ("assistant", 3), ("tool", 4), ("assistant", 1)]

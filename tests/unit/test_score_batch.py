@@ -2,10 +2,11 @@
 
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import verifiers.v1 as vf
 
-from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig, RAEConfig
+from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig, GRPOConfig, RAEConfig
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import TrainEnv
 from braidrl.orchestrator.signal_watch import NoSignalError
@@ -111,6 +112,38 @@ async def test_an_episode_in_two_batches_is_scored_once_with_the_first() -> None
         baseline = 0.5 * baseline + 0.5 * reward
     assert credits(first) + credits(second) == pytest.approx(expected)
     assert env.algorithm.state_dict()["baselines"] == {"agent": pytest.approx(baseline)}
+
+
+@pytest.mark.parametrize("norm", ["batch_mean", "batch_zscore"])
+async def test_a_group_that_two_batches_share_is_shaped_whole_and_measured_against_each(norm: str) -> None:
+    """Its length penalty is the group's; mean and deviation are those of the batch that a trace trains in."""
+    sink, env = setup(batch_size=5, max_off_policy_steps=1)
+    config = GRPOConfig.model_validate({"advantage_norm": norm, "length_penalty": {}})
+    env.source, env.algorithm = env.source.model_copy(update={"algo": config}), make_algorithm(config)
+    rewards = [[1.0, 0.0], [1.0, 0.5], [0.0, 0.75], [0.25, 0.25], [1.0, 1.0]]
+    for index, group in enumerate(rewards):
+        await add(sink, env, index, group)
+    equally_long = 0.25 + 0.1 + 0.1
+    paid = [np.array(group) - np.mean(group) * equally_long for group in rewards]
+    for step, part in enumerate(np.split(np.concatenate(paid), 2), start=1):
+        batch = sink.take(step)
+        assert batch is not None and await sink.credit(batch)
+        expected = part - part.mean()
+        if norm == "batch_zscore":
+            expected = expected / (part.std(ddof=1) + 1e-6)
+        assert credits(batch) == pytest.approx(expected, rel=1e-6)
+    assert env.algorithm.metrics()["adv_zero_ratio"] == 0
+
+
+async def test_a_lone_survivor_is_compared_with_the_batch() -> None:
+    sink, env = setup()
+    config = GRPOConfig(advantage_norm="batch_mean")
+    env.source, env.algorithm = env.source.model_copy(update={"algo": config}), make_algorithm(config)
+    for index, reward in enumerate([1.0, 0.0, 0.75, 0.25]):
+        await add(sink, env, index, [reward, None])
+    batch = sink.take(1)
+    assert batch is not None and await sink.credit(batch)
+    assert credits(batch) == [0.5, -0.5, 0.25, -0.25]
 
 
 async def test_the_dispatcher_ships_what_was_scored() -> None:
