@@ -56,8 +56,6 @@ class GroupRelativeAlgorithm(CreditingAlgorithm[ConfigT]):
                 weakref.finalize(attempt.trace, self.shaped.pop, attempt.trace.id, None)
 
     async def score_batch(self, episodes: list[Episode]) -> None:
-        if self.barrier != "batch":
-            return
         groups = [self._shaped_attempts(group) for group in groups_by_id(episodes)]
         values = [self.shaped[attempt.trace.id] for attempts in groups for attempt in attempts]
         advantages = self.normalize(np.array(values, dtype=np.float64))
