@@ -73,7 +73,7 @@ class CustomLossConfig(BaseLossConfig):
 
     type: Literal["custom"] = "custom"
     import_path: str
-    """`my_module.function`, or `path/to/file.py:function`."""
+    """`my_module.function` of a module in the current directory or on the Python path, or `path/file.py:function`."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of the function."""
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel
 
 from braidrl.configs.load import load_config, to_toml
 from braidrl.entrypoints.options import Options, parse_options
+from braidrl.utils.functions import check_functions
 
 
 def run_process(
@@ -16,6 +17,7 @@ def run_process(
     """Run `target` (`module:function`) with the loaded config; `target` is imported only to be run."""
     options = parse_options(args)
     config = load_config(cls, options.config_args, f"braid {command}")
+    check_functions(config)
     if options.dry_run:
         print(to_toml(config), end="")
         return 0

@@ -12,6 +12,7 @@ from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.entrypoints.options import RUN_FLAGS, Options, parse_options
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.monitors.metrics import MetricsWriter
+from braidrl.utils.functions import check_functions
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
 
@@ -32,10 +33,12 @@ def main(args: list[str]) -> int:
 
 
 def resolve(config: RLConfig) -> RLConfig:
-    """Check the environment blocks against verifiers and fill in what the processes need of each other."""
+    """Check environment blocks against verifiers, and that the user's functions are there; fill in what the processes
+    need of each other."""
     from braidrl.configs.resolve import resolve_environments
 
     config = config.model_copy(deep=True)
+    check_functions(config)
     resolve_environments(config.orchestrator, "orchestrator.")
     if "port" not in config.inference.model_fields_set:
         config.inference.port = free_port(config.inference.host)

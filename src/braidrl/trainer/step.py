@@ -22,7 +22,7 @@ from braidrl.trainer.parallel import Parallel, gathered_state
 from braidrl.trainer.policy import Policy, load_policy, load_reference
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
-from braidrl.trainer.rl.loss import total
+from braidrl.trainer.rl.loss import LossFunctionError, total
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare
 from braidrl.transport.types import TrainingSample
@@ -139,7 +139,12 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         sums = MetricSums()
         for row in self._rows(batch):
-            sums.add(self._backward(to_device(row, self.parallel.device), normalisers))
+            try:
+                sums.add(self._backward(to_device(row, self.parallel.device), normalisers))
+            except LossFunctionError as error:
+                raise LossFunctionError(
+                    f"{error}, on {_place(batch.samples[error.sequence])}", error.sequence
+                ) from error.__cause__
         norm = clip_gradients(self.policy.parameters(), self.config.optim.max_norm)
         return sums.reduce(self.parallel), norm
 
@@ -169,10 +174,7 @@ class Learner:
             metrics = gradient.values()
             if not _is_finite(metrics, norm):
                 seen = {NONFINITE: metrics[NONFINITE], "loss": metrics["loss"], "grad_norm": norm}
-                culprit = (
-                    f"env {sample.env!r}, group {sample.group_id!r}, episode {sample.episode_id!r}, "
-                    f"trace {sample.trace_id!r}, branch {sample.branch} does so alone: {seen}"
-                )
+                culprit = f"{_place(sample)} does so alone: {seen}"
                 break
         self.optimizer.zero_grad(set_to_none=True)
         return (
@@ -180,6 +182,13 @@ class Learner:
             f"nothing published: {culprit}. Lower optim.lr or optim.max_norm, or use model.dtype = "
             f"'float32'; then continue from the last checkpoint with --resume"
         )
+
+
+def _place(sample: TrainingSample) -> str:
+    return (
+        f"env {sample.env!r}, group {sample.group_id!r}, episode {sample.episode_id!r}, trace {sample.trace_id!r}, "
+        f"branch {sample.branch}"
+    )
 
 
 def _is_finite(metrics: dict[str, float], norm: float) -> bool:

@@ -63,6 +63,15 @@ class LossOutputs:
 Loss = Callable[[LossInputs], LossOutputs]
 
 
+class LossFunctionError(RuntimeError):
+    """A loss function of the user's failed on one sequence."""
+
+    def __init__(self, message: str, sequence: int) -> None:
+        super().__init__(message)
+        self.sequence = sequence
+        """Its number in `LossInputs.sequence`."""
+
+
 def capped_ratio(log_ratio: Tensor) -> Tensor:
     """exp(min(log_ratio, 20)), float[N]. The gradient is the capped ratio times the score, also above the
     cap."""

@@ -1,6 +1,5 @@
 """ECHO: learn from what the environment answers, too."""
 
-import pkgutil
 from collections.abc import Callable
 from functools import partial
 
@@ -13,6 +12,7 @@ from braidrl.configs.echo import EchoFilterConfig
 from braidrl.orchestrator.train.algo.grpo import GroupRelativeAlgorithm
 from braidrl.orchestrator.train.algo.routing import merge_weights, trainable_traces
 from braidrl.orchestrator.train.samples import CE
+from braidrl.utils.functions import load_function
 
 Filter = Callable[[Trace], list[list[bool]]]
 """One keep-mask per trainable branch, over that branch's `token_ids`."""
@@ -76,14 +76,6 @@ def content_mask(node: MessageNode) -> list[bool]:
 def load_filter(config: EchoFilterConfig) -> Filter:
     """The user's function with its arguments. Raises `ValueError` when there is none at the path."""
     try:
-        function = pkgutil.resolve_name(config.import_path)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(
-            f"algo.filter.import_path = {config.import_path!r} cannot be imported: {error}; give `module.function` "
-            "of a module on the Python path"
-        ) from error
-    if not callable(function):
-        raise ValueError(
-            f"algo.filter.import_path = {config.import_path!r} is {function!r}, which is no function"
-        )
-    return partial(function, **config.kwargs)
+        return partial(load_function(config.import_path), **config.kwargs)
+    except ValueError as error:
+        raise ValueError(f"algo.filter.import_path: {error}") from error

@@ -7,7 +7,7 @@ from braidrl.configs.faults import tag_of
 from braidrl.configs.loss import BaseLossConfig, CustomLossConfig
 from braidrl.configs.plugins import LOSS
 from braidrl.trainer.rl.loss import Loss, LossOutputs
-from braidrl.trainer.rl.losses.custom import custom_loss, load_function
+from braidrl.trainer.rl.losses.custom import custom_loss, load_loss
 from braidrl.trainer.rl.losses.grpo import grpo_loss
 from braidrl.trainer.rl.losses.gspo import gspo_loss
 from braidrl.trainer.rl.losses.icepop import icepop_loss
@@ -26,7 +26,7 @@ LOSS_FUNCTIONS: dict[str, Callable[..., LossOutputs]] = {
 def make_loss(config: BaseLossConfig) -> Loss:
     """The configured `rl` loss. Raises `ValueError` when it cannot be imported."""
     if isinstance(config, CustomLossConfig):
-        return partial(custom_loss, function=load_function(config), kwargs=config.kwargs)
+        return partial(custom_loss, function=load_loss(config), kwargs=config.kwargs)
     return partial(function_of(type(config)), config=config)
 
 
