@@ -19,7 +19,6 @@ from braidrl.configs.rl import RLConfig
 CONTINUED = "[orchestrator.train.algo.filter]"
 """Begins the block that goes on where the one before it ends."""
 MISSING = {
-    "[trainer.loss]": ("trainer", "loss"),
     "[orchestrator.train.source.curriculum.sampler]": ("orchestrator", "train", "source", 0, "curriculum"),
 }
 """How blocks begin that speak of a part which is not there yet, and where they are refused. A part that is added takes
@@ -63,10 +62,10 @@ def run_config(block: dict[str, Any]) -> RLConfig:
 
 
 def test_every_block_is_accounted_for(shared_dir: Path) -> None:
-    """16 blocks: 12 validate; 3 of losses and 1 of a curriculum are refused where they stand, for no other reason."""
+    """16 blocks: 15 validate; 1 of a curriculum is refused where it stands, for no other reason."""
     blocks = all_blocks(shared_dir)
     missing = [block for block in blocks if block.startswith(tuple(MISSING))]
-    assert (len(blocks), len(missing), len(present_blocks(shared_dir))) == (16, 4, 12)
+    assert (len(blocks), len(missing), len(present_blocks(shared_dir))) == (16, 1, 15)
     for source in missing:
         block = tomllib.loads(source)
         if "orchestrator" in block:
@@ -95,7 +94,17 @@ def test_the_blocks_fit_the_environments_that_they_name(shared_dir: Path) -> Non
 
 
 def test_what_the_blocks_say_is_what_runs(shared_dir: Path) -> None:
-    configs = [run_config(block).orchestrator for block in present_blocks(shared_dir)]
+    runs = [run_config(block) for block in present_blocks(shared_dir)]
+    band, centered, own = (run.trainer.loss for run in runs[5:8])
+    assert (band.type, band.ratio_low, band.ratio_high, band.adv_tau) == ("icepop", 0.2, 5.0, 1.0)
+    assert (centered.type, centered.score_centering, centered.head_size) == ("icepop", True, 128)
+    assert runs[6].orchestrator.train.capture_head == 128
+    assert own.model_dump() == {
+        "type": "custom",
+        "import_path": "my_module.ppo_clip_loss",
+        "kwargs": {"clip_eps": 0.2},
+    }
+    configs = [run.orchestrator for run in runs[:5] + runs[8:]]
     algos = [config.train.source[-1].algo for config in configs]
     assert [algo.type for algo in algos] == [
         *(
