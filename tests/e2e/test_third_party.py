@@ -1,4 +1,5 @@
-"""An algorithm that a user wrote: a package of its own, installed beside Braid, trains as the built-in ones do."""
+"""What a user wrote trains as the built-in parts do: an algorithm and a loss of packages installed beside Braid, and a
+loss in the folder where the run is started."""
 
 import os
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from tests.e2e.runs import Launch
+from tests.unit.packages import installed_loss
 
 pytestmark = pytest.mark.e2e
 
@@ -97,3 +99,61 @@ def test_an_installed_algorithm_is_listed_resolved_and_trained(
         load_file(folder / "model.safetensors") for folder in (tiny_model_dir, launch.run.weights(STEPS))
     )
     assert any((before[name] != after[name]).any() for name in before)
+
+
+ON_POLICY = (
+    *("--max_steps", str(STEPS), "--orchestrator.max_off_policy_steps", "0"),
+    *("--orchestrator.train.algo.advantage_norm", "none"),  # so that advantages do not cancel
+)
+OWN_LOSS = """
+from braidrl.trainer.rl.loss import LossOutputs
+
+def gain(inputs, scale):
+    ratio = (inputs.trainer_logprobs - inputs.inference_logprobs).exp()
+    chosen = (ratio * inputs.advantages)[inputs.loss_mask]
+    return LossOutputs(loss=-scale * chosen.sum(), metrics={"gain": chosen.detach().mean()})
+"""
+
+
+def check_gain(launch: Launch, scale: float) -> None:
+    """Every ratio of the first step is 1, so its loss is minus `scale` times the mean recorded advantage."""
+    tokens = np.concatenate([advantages for _, _, advantages in credit(launch, 1)])
+    trained = launch.rows("trainer")
+    assert [row["step"] for row in trained] == list(range(1, STEPS + 1))
+    assert trained[0]["tokens/rl"] == np.count_nonzero(tokens)
+    np.testing.assert_allclose(
+        trained[0]["loss/rl"], -scale * tokens.sum() / np.count_nonzero(tokens), rtol=1e-4
+    )
+    assert trained[0]["loss/rl"] < 0 < trained[0]["grad_norm"] and trained[0]["stepped"] == 1
+
+
+def test_an_installed_loss_trains(tmp_path: Path, tiny_model_dir: Path) -> None:
+    launch = Launch(tmp_path / "run", tiny_model_dir, installed_loss(tmp_path / "site"))
+    launch.finish("--trainer.loss.type", "trusting", "--trainer.loss.scale", "2", *ON_POLICY)
+    assert abs(launch.rows("trainer")[0]["ratio"] - 1) < 1e-4
+    check_gain(launch, 2)
+
+
+def test_a_loss_in_the_folder_of_the_run_trains(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """The console script finds it as the processes do, and says so before any starts where it is not there."""
+    launch = Launch(tmp_path, tiny_model_dir)
+    (tmp_path / "own_loss.py").write_text(OWN_LOSS)
+    settings = ("--trainer.loss.type", "custom", "--trainer.loss.kwargs.scale", "3", *ON_POLICY)
+    script = Path(sys.executable).with_name("braid")
+    command = [str(script), "rl", "@", str(launch.config), "--output_dir", "run", *settings]
+    for name, code in (("gains", 2), ("gain", 0)):
+        flags = ["--trainer.loss.import_path", f"own_loss.{name}"]
+        done = subprocess.run(
+            command + flags,
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            timeout=180,
+        )
+        assert done.returncode == code, done.stdout + done.stderr
+        if code:
+            assert "trainer.loss.import_path: 'own_loss.gains'" in done.stderr
+            assert "did you mean 'gain'?" in done.stderr and not launch.run.root.exists()
+    assert launch.rows("trainer")[0]["gain"] == launch.rows("trainer")[0]["gain/env/reverse-text"]
+    check_gain(launch, 3)

@@ -11,33 +11,7 @@ from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, LOSS, LOSSES
 from braidrl.trainer.rl.losses import LOSS_FUNCTIONS, make_loss
-from tests.unit.packages import REPOSITORY, installed, listed, python
-
-CONFIG = """
-from typing import ClassVar, Literal
-from pydantic import Field
-from braidrl.configs.loss import BaseLossConfig
-
-class Config(BaseLossConfig):
-    '''Importance-weighted policy gradient that trusts everything.'''
-
-    paper: ClassVar[str] = "folklore"
-    loss_function: ClassVar[str] = {function!r}
-    type: Literal["trusting"] = "trusting"
-    scale: float = Field(1.0, gt=0)
-    '''Factor on the loss.'''
-"""
-
-FUNCTION = """
-from braidrl.trainer.rl.loss import LossOutputs, mean
-
-def trusting_loss(inputs, config):
-    '''Minus scale * A * r.'''
-    member = inputs.loss_mask
-    ratio = (inputs.trainer_logprobs - inputs.inference_logprobs)[member].exp()
-    loss = -config.scale * (ratio * inputs.advantages[member] * inputs.loss_weights[member]).sum()
-    return LossOutputs(loss, {"ratio": mean(ratio)})
-"""
+from tests.unit.packages import LOSS_CONFIG, REPOSITORY, installed, installed_loss, listed, python
 
 TRAIN = """
 import json, sys
@@ -56,13 +30,7 @@ for loss in ({"type": "trusting", "scale": 2.0}, {"type": "ipo", "eps": 1.0, "ad
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package with a loss, its config apart from its function."""
-    source = CONFIG.format(function="trusting_function:trusting_loss")
-    folder = installed(
-        tmp_path_factory.mktemp("site"), "trusting", "trusting", "trusting:Config", source, LOSS.group
-    )
-    (folder / "trusting_function.py").write_text(FUNCTION)
-    return folder
+    return installed_loss(tmp_path_factory.mktemp("site"))
 
 
 def test_an_installed_loss_is_listed_and_explained(site: Path) -> None:
@@ -112,7 +80,7 @@ def test_an_installed_loss_trains(site: Path, tiny_model_dir: Path) -> None:
         (
             "loss_3",
             "trusting",
-            CONFIG.format(function=""),
+            LOSS_CONFIG.format(function=""),
             "names no loss; set its class variable loss_function to `package.module:function`",
         ),
     ],
@@ -139,7 +107,7 @@ def test_a_config_that_leads_to_no_function_is_refused(
     function: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = f"aimless_loss_{function.partition(':')[0]}"
-    source = CONFIG.format(function=function)
+    source = LOSS_CONFIG.format(function=function)
     monkeypatch.syspath_prepend(
         str(installed(tmp_path, package, "trusting", f"{package}:Config", source, LOSS.group))
     )
