@@ -5,7 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.trainer import TrainerConfig
+from braidrl.trainer.rl.loss import LossInputs, LossOutputs
+from braidrl.trainer.rl.losses.ipo import ipo_loss
 from braidrl.transport.types import TrainingSample
 
 BYTES = 256
@@ -37,6 +40,19 @@ def make_sample(seed: int, component: str = "rl", prompt: int = 4, completion: i
         trace_id=f"t{seed}",
         **streams,
     )
+
+
+def policy_gradient(inputs: LossInputs) -> LossOutputs:
+    """A loss of a user's own; a metric that only some sequences report."""
+    weights = 1.0 if inputs.loss_weights is None else inputs.loss_weights[inputs.loss_mask]
+    gain = inputs.advantages[inputs.loss_mask] * inputs.trainer_logprobs[inputs.loss_mask] * weights
+    length = inputs.loss_mask.sum().float()
+    return LossOutputs(-gain.sum(), {"long" if length > 4 else "short": length})
+
+
+def ipo_of_my_own(inputs: LossInputs) -> LossOutputs:
+    """The default loss, as a function of one sequence."""
+    return ipo_loss(inputs, IPOLossConfig())
 
 
 def make_batch(seed: int, component: str | None = None, size: int = 6) -> list[TrainingSample]:

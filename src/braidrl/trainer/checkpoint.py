@@ -2,6 +2,7 @@
 
     trainer/model.safetensors      float32 master weights, by parameter name
     trainer/optimizer.safetensors  AdamW state, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
+    trainer/reference.safetensors  weights of the `reference_kl` model, if it moves
     trainer/rng.safetensors        random state of every process, `cpu` u8[P, N] (and `cuda`)
     trainer/progress.json          {"step": n}; the learning-rate schedule is a function of it
 
@@ -22,46 +23,67 @@ from braidrl.trainer.parallel import Parallel, gathered, sharded_like
 from braidrl.utils.publish import publish_folder, retract_folder
 from braidrl.utils.run_folder import RunFolder
 
-MODEL, OPTIMIZER, RNG, PROGRESS = (
+MODEL, OPTIMIZER, REFERENCE, RNG, PROGRESS = (
     "model.safetensors",
     "optimizer.safetensors",
+    "reference.safetensors",
     "rng.safetensors",
     "progress.json",
 )
 
 
 def save_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, step: int, parallel: Parallel
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    parallel: Parallel,
+    reference: nn.Module | None = None,
 ) -> None:
-    """Publish the trainer's state after `step` as `folder`. Every process calls it; the first writes."""
+    """Publish the trainer's state after `step` as `folder`. Every process calls it; the first writes.
+
+    `reference` is the model of `reference_kl` where it moves, so that its path no longer says what it is.
+    """
     weights = _gather(dict(model.named_parameters()), parallel)
+    moved = None if reference is None else _gather(dict(reference.named_parameters()), parallel)
     state = _gather(_optimizer_tensors(model, optimizer), parallel)
     rng = _gather_rng(parallel)
     if parallel.leads:
         with publish_folder(folder) as staging:
             save_file(weights, staging / MODEL)
             save_file(state, staging / OPTIMIZER)
+            if moved is not None:
+                save_file(moved, staging / REFERENCE)
             save_file(rng, staging / RNG)
             (staging / PROGRESS).write_text(json.dumps({"step": step}))
     parallel.barrier()
 
 
 def load_checkpoint(
-    folder: Path, model: nn.Module, optimizer: torch.optim.Optimizer, parallel: Parallel
+    folder: Path,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    parallel: Parallel,
+    reference: nn.Module | None = None,
 ) -> int:
     """Restore the state that `save_checkpoint` saved, exactly; returns its step.
 
-    Raises `FileNotFoundError` without a checkpoint and `ValueError` when it belongs to another model.
+    Raises `FileNotFoundError` without a checkpoint and `ValueError` when it belongs to another model, or has no
+    moving reference while the run has one.
     """
     if not folder.is_dir():
         raise FileNotFoundError(
             f"no trainer checkpoint at {folder}; resume from a step that has one, or start anew"
         )
     parameters = dict(model.named_parameters())
-    with safe_open(folder / MODEL, "pt") as file, torch.no_grad():
-        _check_shapes(folder / MODEL, file, parameters)
-        for name, parameter in parameters.items():
-            parameter.copy_(sharded_like(file.get_tensor(name), parameter))
+    load_weights(folder / MODEL, model)
+    if reference is not None:
+        if not (folder / REFERENCE).is_file():
+            raise ValueError(
+                f"{folder} has no {REFERENCE}, but trainer.reference_kl.update_interval moves a reference; resume "
+                f"with the reference_kl that the run was started with"
+            )
+        load_weights(folder / REFERENCE, reference)
     with safe_open(folder / OPTIMIZER, "pt") as file:
         for key in file.keys():  # noqa: SIM118 (not a dict)
             field, name = key.split("/", 1)
@@ -71,6 +93,18 @@ def load_checkpoint(
             optimizer.state[parameter][field] = placed
     _restore_rng(load_file(folder / RNG), parallel)
     return json.loads((folder / PROGRESS).read_text())["step"]
+
+
+def load_weights(path: Path, model: nn.Module) -> None:
+    """Copy the whole weights of a checkpoint's file into a model, sharded or not.
+
+    Raises `ValueError` when they are another model's.
+    """
+    parameters = dict(model.named_parameters())
+    with safe_open(path, "pt") as file, torch.no_grad():
+        _check_shapes(path, file, parameters)
+        for name, parameter in parameters.items():
+            parameter.copy_(sharded_like(file.get_tensor(name), parameter))
 
 
 def prune_checkpoints(run: RunFolder, keep_last: int) -> list[int]:

@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.trainer import TrainerConfig
+from braidrl.trainer.checkpoint import load_weights
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
 from braidrl.trainer.model import load_model
 from braidrl.trainer.parallel import Parallel, shard
@@ -38,6 +39,9 @@ class Policy(nn.Module):
     @torch.no_grad()
     def copy_(self, other: "Policy") -> None:
         """Take another one's weights; both are sharded alike."""
+        for module in (self, other):
+            if isinstance(module, FSDPModule):
+                module.reshard()  # a forward without backward leaves the outermost parameters whole
         for mine, its in zip(self.parameters(), other.parameters(), strict=True):
             mine.copy_(its)
 
@@ -53,18 +57,15 @@ def load_policy(config: TrainerConfig, parallel: Parallel) -> Policy:
 def load_reference(config: TrainerConfig, parallel: Parallel) -> Policy | None:
     """The frozen model of `reference_kl`, sharded as the policy; None where there is none.
 
-    Raises `FileNotFoundError` where its path holds neither a model nor a checkpoint, and `ValueError` where its
-    weights do not fit the policy's architecture.
+    Raises `FileNotFoundError` where its path holds neither a model nor a checkpoint, and `ValueError` where a
+    checkpoint's weights do not fit the policy's architecture.
     """
     if config.reference_kl is None:
         return None
     path = Path(config.reference_kl.path)
     if (checkpoint := path / CHECKPOINT_MODEL).is_file():
         model = load_model(config.model, parallel.device, longest_path=config.seq_len)
-        try:
-            model.load_state_dict(load_file(checkpoint), strict=False)
-        except RuntimeError as error:
-            raise ValueError(f"{checkpoint} does not fit {config.model.path}: {error}") from error
+        load_weights(checkpoint, model)
     elif (path / "config.json").is_file():
         source = ModelConfig.model_validate(config.model.model_dump() | {"path": str(path)})
         model = load_model(source, parallel.device, longest_path=config.seq_len)

@@ -66,7 +66,16 @@ class Learner:
 
     @property
     def model(self) -> PreTrainedModel:
+        """The model that is trained."""
         return self.policy.model
+
+    @property
+    def moving_reference(self) -> PreTrainedModel | None:
+        """The model of `reference_kl` where it is refreshed, so that it belongs to the run's state."""
+        config = self.config.reference_kl
+        if self.reference is None or config is None or not config.update_interval:
+            return None
+        return self.reference.model
 
     def step(self, step: int, samples: Sequence[TrainingSample]) -> dict[str, float]:
         """Take step `step` (1-based) on the whole batch, which every process holds; returns its metrics.
@@ -90,8 +99,7 @@ class Learner:
                 self.optimizer.zero_grad(set_to_none=True)
                 sums.add(gradient.sums)
                 norms.append(norm)
-        if norms and self.reference is not None and self._refreshes(step):
-            self.reference.copy_(self.policy)
+        self._refresh_reference(step)
         metrics = batch_metrics(samples)
         if norms:
             metrics |= _means(sums.values(), len(norms)) | {"grad_norm": float(np.mean(norms)), "lr": lr}
@@ -162,9 +170,13 @@ class Learner:
             NONFINITE: total(~torch.isfinite(outputs.logprobs.detach())),
         }
 
-    def _refreshes(self, step: int) -> bool:
+    def _refresh_reference(self, step: int) -> None:
+        """The reference becomes the policy after every n-th step, whether that one trained or not."""
         config = self.config.reference_kl
-        return config is not None and config.update_interval > 0 and step % config.update_interval == 0
+        if config is None or self.reference is None or not config.update_interval:
+            return
+        if step % config.update_interval == 0:
+            self.reference.copy_(self.policy)
 
     def _explain(self, step: int, batch: Batch) -> str:
         """Find the sample that makes the step non-finite, by taking each one alone."""

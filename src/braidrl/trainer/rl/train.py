@@ -24,7 +24,13 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
     with data_parallel() as parallel:
         learner = Learner.load(config, parallel)
         if done:
-            load_checkpoint(run.trainer_checkpoint(done), learner.model, learner.optimizer, parallel)
+            load_checkpoint(
+                run.trainer_checkpoint(done),
+                learner.model,
+                learner.optimizer,
+                parallel,
+                learner.moving_reference,
+            )
             if not run.weights(done).exists():
                 learner.publish(run, done)
         batches, metrics = BatchReader(run), MetricsWriter(run.metrics("trainer"))
@@ -49,7 +55,12 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
                 logger.info("step %d/%d: %s", step, config.max_steps, summary(row))
             if is_due(config, step):
                 save_checkpoint(
-                    run.trainer_checkpoint(step), learner.model, learner.optimizer, step, parallel
+                    run.trainer_checkpoint(step),
+                    learner.model,
+                    learner.optimizer,
+                    step,
+                    parallel,
+                    learner.moving_reference,
                 )
                 if parallel.leads and config.checkpoint.keep_last is not None:
                     prune_checkpoints(run, config.checkpoint.keep_last)
