@@ -16,6 +16,7 @@ from braidrl.trainer.step import Learner
 from tests.unit.trainer_batches import make_batch, trainer_config
 
 MODULE = """
+import json, torch
 from braidrl.trainer.rl.loss import LossOutputs
 
 calls = []
@@ -26,11 +27,24 @@ def failing(inputs, limit=4):
         raise KeyError("no such thing")
     return LossOutputs(-(inputs.trainer_logprobs * inputs.advantages).sum(), {})
 
+def deep(inputs):
+    return json.loads("{")
+
 def mean_of_tokens(inputs):
     return inputs.trainer_logprobs
 
 def bare(inputs):
     return LossOutputs(inputs.trainer_logprobs, {})
+
+def number(inputs):
+    return LossOutputs(1.0, {})
+
+def a_metric_a_token(inputs):
+    return LossOutputs(inputs.trainer_logprobs.sum(), {"x": inputs.trainer_logprobs})
+
+def measured(inputs):
+    count = len(inputs.advantages)
+    return LossOutputs(inputs.trainer_logprobs.sum(), {"a": count, "b": torch.tensor([count, 1.0 * count])})
 """
 
 
@@ -89,7 +103,7 @@ def test_an_error_names_function_line_and_sample(tiny_model_dir: Path, here: Pat
             broken.step(1, samples)
         told, named = str(caught.value), re.search(r"trace '(t\d+)'", str(caught.value))
         assert (
-            f"the loss my_module.failing raised KeyError: 'no such thing' ({here}/my_module.py, line 9)"
+            f"the loss my_module.failing raised KeyError: 'no such thing' ({here}/my_module.py, line 10)"
             in told
         )
         assert isinstance(caught.value.__cause__, KeyError)
@@ -99,6 +113,15 @@ def test_an_error_names_function_line_and_sample(tiny_model_dir: Path, here: Pat
     fine = learner(tiny_model_dir, loss=loss | {"kwargs": {"limit": 10}})
     assert fine.step(1, samples)["stepped"] == 1
     assert all(inputs.loss_mask.any() for inputs in sys.modules["my_module"].calls)
+
+
+def test_the_line_is_one_of_the_users_file(here: Path, tiny_model_dir: Path) -> None:
+    (here / "my_module.py").write_text(MODULE)
+    loss = {"type": "custom", "import_path": "my_module.deep"}
+    with pytest.raises(
+        LossFunctionError, match=r"raised JSONDecodeError: .*my_module\.py, line 14\), on env 'rl-env'"
+    ):
+        learner(tiny_model_dir, loss=loss).step(1, make_batch(3, "rl"))
 
 
 @pytest.mark.parametrize(
@@ -126,7 +149,9 @@ def test_a_function_that_cannot_be_called_is_refused(
     ("name", "message"),
     [
         ("mean_of_tokens", "my_module.mean_of_tokens returned tensor"),
-        ("bare", "my_module.bare returned loss of shape"),
+        ("bare", "my_module.bare returned the loss tensor"),
+        ("number", "my_module.number returned the loss 1.0; return LossOutputs"),
+        ("a_metric_a_token", r"my_module.a_metric_a_token returned the metric 'x' of shape \(\d+,\)"),
     ],
 )
 def test_what_is_no_scalar_is_refused(here: Path, tiny_model_dir: Path, name: str, message: str) -> None:
@@ -134,3 +159,12 @@ def test_what_is_no_scalar_is_refused(here: Path, tiny_model_dir: Path, name: st
     loss = {"type": "custom", "import_path": f"my_module.{name}"}
     with pytest.raises(TypeError, match=message):
         learner(tiny_model_dir, loss=loss).step(1, make_batch(3, "rl"))
+
+
+def test_metrics_are_means_over_sequences_or_sums(here: Path, tiny_model_dir: Path) -> None:
+    (here / "my_module.py").write_text(MODULE)
+    samples = make_batch(3, "rl")
+    row = learner(tiny_model_dir, loss={"type": "custom", "import_path": "my_module.measured"}).step(
+        1, samples
+    )
+    assert (row["a"], row["b"]) == (sum(sample.mask.sum() for sample in samples) / len(samples), 1)

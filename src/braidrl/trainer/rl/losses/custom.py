@@ -18,8 +18,9 @@ def custom_loss(
 ) -> LossOutputs:
     """The sum of `function(sequence, **kwargs).loss` over the sequences that have a member.
 
-    Each scalar metric is averaged over those calls. Raises `TypeError` naming the function when it does not
-    return `LossOutputs` with a scalar loss, and `LossFunctionError` with the sequence where it raises.
+    A scalar metric is averaged over those calls; float[2], a sum and its denominator, is added up. Raises
+    `TypeError` naming the function when it returns anything else, and `LossFunctionError` with the sequence where
+    it raises.
     """
     loss = inputs.trainer_logprobs[:0].sum()
     metrics: dict[str, list[torch.Tensor]] = {}
@@ -27,8 +28,9 @@ def custom_loss(
         outputs = _call(function, sequence, kwargs, number)
         loss = loss + outputs.loss
         for name, value in outputs.metrics.items():
-            metrics.setdefault(name, []).append(torch.as_tensor(value).detach())
-    return LossOutputs(loss, {name: mean(torch.stack(values)) for name, values in metrics.items()})
+            tensor = torch.as_tensor(value, device=loss.device).detach()
+            metrics.setdefault(name, []).append(tensor if tensor.ndim else mean(tensor))
+    return LossOutputs(loss, {name: torch.stack(pairs).sum(0) for name, pairs in metrics.items()})
 
 
 def load_loss(config: CustomLossConfig) -> Callable[..., LossOutputs]:
@@ -53,11 +55,8 @@ def _call(
     try:
         outputs = function(sequence, **kwargs)
     except Exception as error:
-        line = traceback.extract_tb(error.__traceback__)[-1]
-        raise LossFunctionError(
-            f"the loss {_name(function)} raised {type(error).__name__}: {error} ({line.filename}, line {line.lineno})",
-            number,
-        ) from error
+        what = f"the loss {_name(function)} raised {type(error).__name__}: {error} ({_line(error)})"
+        raise LossFunctionError(what, number) from error
     _check(outputs, function)
     return outputs
 
@@ -76,15 +75,28 @@ def _sequences(inputs: LossInputs) -> Iterator[tuple[int, LossInputs]]:
 
 
 def _check(outputs: Any, function: Callable[..., LossOutputs]) -> None:
-    if not isinstance(outputs, LossOutputs) or outputs.loss.ndim:
-        seen = (
-            f"loss of shape {tuple(outputs.loss.shape)}"
-            if isinstance(outputs, LossOutputs)
-            else repr(outputs)
-        )
-        raise TypeError(
-            f"the loss {_name(function)} returned {seen}; return LossOutputs(loss=a scalar sum, metrics={{...}})"
-        )
+    if not isinstance(outputs, LossOutputs):
+        seen = repr(outputs)
+    elif not isinstance(outputs.loss, torch.Tensor) or outputs.loss.ndim:
+        seen = f"the loss {outputs.loss!r}"
+    elif odd := [
+        name for name, value in outputs.metrics.items() if torch.as_tensor(value).shape not in ((), (2,))
+    ]:
+        seen = f"the metric {odd[0]!r} of shape {tuple(torch.as_tensor(outputs.metrics[odd[0]]).shape)}"
+    else:
+        return
+    raise TypeError(
+        f"the loss {_name(function)} returned {seen}; return LossOutputs(loss=a scalar tensor that is a sum, "
+        "metrics={name: a scalar, or a sum and its denominator as float[2]})"
+    )
+
+
+def _line(error: Exception) -> str:
+    """The innermost line of the user's file."""
+    called, *frames = traceback.extract_tb(error.__traceback__)
+    own = frames[0].filename if frames else called.filename
+    line = [frame for frame in (called, *frames) if frame.filename == own][-1]
+    return f"{line.filename}, line {line.lineno}"
 
 
 def _name(function: Callable[..., LossOutputs]) -> str:
