@@ -326,11 +326,6 @@ def test_what_the_user_wrote_is_not_changed() -> None:
             "",
             "algorithm.ref_kl: enable needs one reference, and two are set",
         ),
-        (
-            "{ref_kl: {enable: true, ref_hf_model_path: a, kl_type: k1}}",
-            "",
-            "algorithm.ref_kl: the expected gradient of k1 is 0",
-        ),
         ("{clip_ratio_hi: 1}", "", "did you mean 'algorithm.clip_ratio_high'? [{file}]"),
         ("{is_correction: {enabled: true}}", "", "did you mean 'algorithm.is_correction.enable'? [{file}]"),
         ("{opsm: {reference: old}}", "", "algorithm.opsm.reference: unknown key; valid here: enable, delta"),

@@ -76,10 +76,6 @@ class RefKLSwitch(Switch):
                 f"enable needs one reference, and {'none is' if self.ref_hf_model_path is None else 'two are'} set: "
                 "set ref_hf_model_path to a Hugging Face folder, or ref_dist_ckpt_path to a checkpoint of a run"
             )
-        if self.enable and self.kl_type == "k1" and not self.use_unbiased_kl:
-            raise ValueError(
-                "the expected gradient of k1 is 0 without the ratio: set use_unbiased_kl = true, or kl_type to k2 or k3"
-            )
         return self
 
 

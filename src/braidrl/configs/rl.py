@@ -111,6 +111,20 @@ class RLConfig(BaseConfig):
         return self
 
     @model_validator(mode="after")
+    def _means_agree(self) -> Self:
+        prompts = [
+            source.name
+            for source in self.orchestrator.train.source
+            if source.algo.rl_aggregation == "prompt"
+        ]
+        if prompts and self.trainer.loss_agg_mode != "token-mean":
+            raise ValueError(
+                f"trainer.loss_agg_mode is {self.trainer.loss_agg_mode!r}, but the source {prompts[0]!r} weighs its "
+                'tokens by prompt (algo.loss_aggregation = "prompt"); keep one of the two'
+            )
+        return self
+
+    @model_validator(mode="after")
     def _has_a_source(self) -> Self:
         if not self.orchestrator.train.source:
             raise ValueError("no training environment: add [[orchestrator.train.source]] with env.taskset.id")

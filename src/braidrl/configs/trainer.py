@@ -39,7 +39,7 @@ class TrainerConfig(BaseConfig):
     """Seeds everything that the trainer draws."""
     micro_batch_tokens: int | None = Field(None, ge=2)
     """Tokens of one packed row, which is one forward and backward; None: `seq_len`. Gradients do not depend on it."""
-    loss: InstalledLossConfig = Field(default_factory=IPOLossConfig)
+    loss: InstalledLossConfig = IPOLossConfig()
     """The rl loss."""
     loss_agg_mode: LossAggregation = "token-mean"
     """What the rl loss is the mean of: all tokens alike, or trajectories, each of which is the mean of its tokens."""
