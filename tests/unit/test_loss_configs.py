@@ -59,6 +59,15 @@ def test_a_loss_without_a_type_is_ipo():
     assert trainer(loss={"type": "ipo", "eps": 0.1}).loss.eps == 0.1
 
 
+def test_opsm_that_can_do_nothing_warns(caplog):
+    with caplog.at_level(logging.WARNING):
+        trainer(opsm={}, mini_batches=2)
+        trainer(opsm={"reference": "rollout"})
+        assert not caplog.records
+        trainer(opsm={})
+    assert "opsm does nothing with one mini batch" in caplog.text
+
+
 def test_k1_without_the_ratio_warns(caplog):
     with caplog.at_level(logging.WARNING):
         trainer(reference_kl={"path": "r", "kl_type": "k1"})

@@ -195,3 +195,32 @@ def test_one_token_sequences_and_values_that_are_not_finite(loss):
     gradient = torch.autograd.grad(loss_value, x)
     assert torch.isfinite(loss_value) and all(part.isfinite().all() for part in gradient)
     assert all(np.isfinite(value) for value in metrics.values())
+
+
+def test_an_empty_batch_has_no_step_with_any_protection(tiny_model_dir, tmp_path):
+    options = {
+        "loss": {"type": "grpo"},
+        "loss_agg_mode": "seq-mean-token-mean",
+        "m2po": {},
+        "is_correction": {},
+    }
+    reference = {"reference_kl": {"path": str(tiny_model_dir)}}
+    learner = Learner.load(trainer_config(tiny_model_dir, tmp_path, **options, **reference), ALONE)
+    assert learner.step(1, [])["stepped"] == 0
+
+
+@pytest.mark.parametrize("loss", ["ipo", "grpo", "custom"])
+def test_a_bad_sampler_logprob_spoils_no_regulariser(tiny_model_dir, tmp_path, loss):
+    """With the sampler's log-probs for `old`, the unbiased KL sees them too."""
+    block = {"type": loss}
+    if loss == "custom":
+        block["import_path"] = "unit.test_surrogates.ppo_clip_loss"
+    reference = {"path": str(tiny_model_dir), "use_unbiased_kl": True}
+    config = trainer_config(
+        tiny_model_dir, tmp_path, loss=block, use_rollout_log_probs=True, reference_kl=reference
+    )
+    batch = make_batch(1, "rl")
+    batch[1].sampling_logprobs[np.flatnonzero(batch[1].mask)[0]] = np.nan
+    metrics = Learner.load(config, ALONE).step(1, batch)
+    assert metrics["stepped"] == 1 and all(np.isfinite(value) for value in metrics.values())
+    assert metrics["nan_ratio" if loss == "grpo" else "nonfinite_tokens"] > 0

@@ -139,6 +139,7 @@ def test_the_regularisers_leave_the_policy_loss_and_take_its_aggregation():
     k2 = ((torch.cat([row[1:] for row in x]) - ref) ** 2 / 2).mean()
     assert loss.item() == pytest.approx((base - 0.5 + 2 * k2).item(), rel=1e-9)
     assert metrics["reference_kl"] == pytest.approx(k2.item(), rel=1e-9)
+    assert metrics["pg_loss"] == pytest.approx(base.item(), rel=1e-9) and metrics["entropy/rl"] == 1
 
 
 def test_opsm_leaves_regularisers_and_denominator():

@@ -105,7 +105,7 @@ def test_a_custom_loss_from_a_file_that_returns_nonsense(tmp_path):
     (tmp_path / "mine.py").write_text("def loss(inputs):\n    return inputs.trainer_logprobs.sum()\n")
     loss = make_loss(CustomLossConfig(import_path=f"{tmp_path}/mine.py:loss"))
     x = torch.zeros(2)
-    with pytest.raises(TypeError, match=r"the loss loss returned tensor.*return LossOutputs"):
+    with pytest.raises(TypeError, match=r"the loss mine.loss returned tensor.*return LossOutputs"):
         loss(LossInputs(x, x, None, x, x == 0, None))
 
 

@@ -1,5 +1,6 @@
 """The trainer process."""
 
+import logging
 from pathlib import Path
 from typing import Literal, Self
 
@@ -13,6 +14,9 @@ from braidrl.configs.optim import OptimConfig, SchedulerConfig
 from braidrl.configs.plugins import InstalledLossConfig
 
 LossAggregation = Literal["token-mean", "seq-mean-token-mean"]
+
+
+logger = logging.getLogger(__name__)
 
 
 class CheckpointConfig(BaseConfig):
@@ -97,9 +101,14 @@ class TrainerConfig(BaseConfig):
                     f"{name} compares the trainer's log-probs with the sampler's, and use_rollout_log_probs makes "
                     f"them the same; remove {name}, or set use_rollout_log_probs = false"
                 )
-        if self.is_correction is not None and self.loss.type in ("ipo", "icepop"):
+        if self.is_correction is not None and not self.loss.compares_with_old:
             raise ValueError(
                 f"is_correction weighs by old / mu, and the ratio pi / mu of {self.loss.type} does so already; remove "
                 'is_correction, or use loss.type = "grpo" or "gspo"'
+            )
+        if self.opsm is not None and self.opsm.reference == "old" and self.mini_batches == 1:
+            logger.warning(
+                "opsm does nothing with one mini batch a step, where the policy is the one before the step; set "
+                'trainer.mini_batches to 2 or more, or trainer.opsm.reference = "rollout"'
             )
         return self

@@ -140,7 +140,7 @@ class Learner:
             positions = micro.position_ids[micro.hidden_index] + 1
             found[starts[micro.sample_index] + positions] = policy(micro).logprobs.double()
         whole = self.parallel.all_reduce(found).cpu().numpy()
-        return np.split(whole, np.cumsum(lengths)[:-1])
+        return np.split(whole, np.cumsum(lengths)[:-1])[: len(lengths)]
 
     def _gradient(self, batch: Batch, normalisers: Normalisers) -> tuple[MetricSums, float]:
         """Accumulate and clip the batch's gradient; returns global metrics, and the norm before clipping."""

@@ -106,13 +106,6 @@ def _rl_inputs(name: str, outputs: TokenOutputs, micro: DeviceMicroBatch, member
     )
 
 
-def nonfinite_samples(logprobs: Tensor, micro: DeviceMicroBatch) -> list[int]:
-    """Indexes of the samples that have an entry whose trainer log-prob is NaN or infinite, ascending. The
-    trainer must not step when there are any: the losses only leave such entries out."""
-    bad = ~torch.isfinite(logprobs.detach())
-    return micro.sample_index[bad].unique().tolist()
-
-
 def reduce_metrics(sums: dict[str, Tensor]) -> dict[str, float]:
     """Global means from summed float[2] metrics; a zero denominator (a plain sum, or an empty set) becomes
     1."""

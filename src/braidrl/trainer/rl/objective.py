@@ -44,6 +44,7 @@ class RLObjective:
             weights = scale if weights is None else weights * scale
         outputs = self.loss(dataclasses.replace(inputs, loss_weights=weights))
         loss, terms = self._regularise(inputs)
+        terms["pg_loss"] = _mean_loss(outputs.loss, inputs)
         if self.reports_mismatch and inputs.old_logprobs is not None:
             log_ratio = inputs.old_logprobs - inputs.inference_logprobs
             terms["is_approx_k3_kl"] = mean(mismatch_kl(log_ratio[torch.isfinite(log_ratio)]))
@@ -63,10 +64,14 @@ class RLObjective:
         loss, metrics = inputs.trainer_logprobs[:0].sum(), {}
         finite = inputs.loss_mask & torch.isfinite(inputs.trainer_logprobs.detach())
         member = finite.nonzero().squeeze(-1)
-        if self.entropy_coef and inputs.entropy is not None:
-            entropy = weighted(inputs.entropy[member], inputs.loss_weights, member).sum()
-            loss = loss - self.entropy_coef * entropy
+        if inputs.entropy is not None:
+            metrics["entropy/rl"] = mean(inputs.entropy[member])
+            if self.entropy_coef:
+                entropy = weighted(inputs.entropy[member], inputs.loss_weights, member).sum()
+                loss = loss - self.entropy_coef * entropy
         if self.reference_kl is not None and inputs.kl_ref_logprobs is not None:
+            if self.reference_kl.use_unbiased_kl and inputs.old_logprobs is not None:
+                member = (finite & torch.isfinite(inputs.old_logprobs)).nonzero().squeeze(-1)
             old = None if inputs.old_logprobs is None else inputs.old_logprobs[member]
             kl = reference_kl(
                 inputs.trainer_logprobs[member], inputs.kl_ref_logprobs[member], old, self.reference_kl
@@ -74,6 +79,12 @@ class RLObjective:
             loss = loss + self.reference_kl.coef * weighted(kl, inputs.loss_weights, member).sum()
             metrics["reference_kl"] = mean(kl)
         return loss, metrics
+
+
+def _mean_loss(loss: Tensor, inputs: LossInputs) -> Tensor:
+    """The policy loss alone as a metric: its sum, and what the component divides by."""
+    weights = torch.ones_like(inputs.advantages) if inputs.loss_weights is None else inputs.loss_weights
+    return torch.stack([mean(loss.detach()[None])[0], mean(weights[inputs.loss_mask])[0]])
 
 
 def _or_one(weights: Tensor | None, like: Tensor) -> Tensor:

@@ -85,7 +85,8 @@ class _Members:
     def spread(self, values: Tensor) -> list[np.ndarray]:
         """Back to one float64[T] a sample, 0 off the members."""
         streams = [np.zeros(length) for length in self.lengths]
-        parts = np.split(values.numpy(), np.cumsum([len(where) for where in self.where])[:-1])
+        ends = np.cumsum([len(where) for where in self.where])
+        parts = np.split(values.numpy(), ends[:-1])[: len(ends)]  # nothing is split into one part
         for stream, where, part in zip(streams, self.where, parts, strict=True):
             stream[where] = part
         return streams

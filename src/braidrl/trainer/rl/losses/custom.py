@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from braidrl.configs.loss import CustomLossConfig
-from braidrl.trainer.rl.loss import LossFunctionError, LossInputs, LossOutputs, mean
+from braidrl.trainer.rl.loss import LossFunctionError, LossInputs, LossOutputs, mean, total
 from braidrl.utils.functions import load_function
 
 
@@ -18,13 +18,19 @@ def custom_loss(
 ) -> LossOutputs:
     """The sum of `function(sequence, **kwargs).loss` over the sequences that have a member.
 
+    A token with a log-prob (of trainer, sampler or `old`) that is not finite is kept from the function, for which a
+    mask would not do: 0 times infinity is NaN. Members among them count in `nonfinite_tokens`.
+
     A scalar metric is averaged over those calls; float[2], a sum and its denominator, is added up. Raises
     `TypeError` naming the function when it returns anything else, and `LossFunctionError` with the sequence where
     it raises.
     """
     loss = inputs.trainer_logprobs[:0].sum()
-    metrics: dict[str, list[torch.Tensor]] = {}
-    for number, sequence in _sequences(inputs):
+    finite = torch.isfinite(inputs.trainer_logprobs.detach()) & torch.isfinite(inputs.inference_logprobs)
+    if inputs.old_logprobs is not None:
+        finite = finite & torch.isfinite(inputs.old_logprobs)
+    metrics = {"nonfinite_tokens": [total(inputs.loss_mask & ~finite)]}
+    for number, sequence in _sequences(_take(inputs, finite)):
         outputs = _call(function, sequence, kwargs, number)
         loss = loss + outputs.loss
         for name, value in outputs.metrics.items():
@@ -67,11 +73,15 @@ def _sequences(inputs: LossInputs) -> Iterator[tuple[int, LossInputs]]:
         if inputs.loss_mask.any():
             yield 0, inputs
         return
-    streams = {name: value for name, value in vars(inputs).items() if value is not None}
     for number in inputs.sequence[inputs.loss_mask].unique().tolist():
-        tokens = (inputs.sequence == number).nonzero().squeeze(-1)
-        chosen = {name: value[tokens] for name, value in streams.items()}
-        yield number, dataclasses.replace(inputs, **chosen)
+        yield number, _take(inputs, inputs.sequence == number)
+
+
+def _take(inputs: LossInputs, chosen: torch.Tensor) -> LossInputs:
+    """Some of the tokens (bool[N])."""
+    tokens = chosen.nonzero().squeeze(-1)
+    streams = {name: value[tokens] for name, value in vars(inputs).items() if value is not None}
+    return dataclasses.replace(inputs, **streams)
 
 
 def _check(outputs: Any, function: Callable[..., LossOutputs]) -> None:
