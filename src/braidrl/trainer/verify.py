@@ -32,8 +32,8 @@ PLAIN_POSITIONS = 512
 """Last tokens of a sample whose full-vocabulary logits the plain forward makes."""
 
 CUT_REMEDY = (
-    "what a loss is given in one call depends on the cut, so a loss of your own must return a sum over its tokens, never "
-    "a mean, and remember nothing; with a built-in loss compare in float32 (--model.dtype float32), then report it"
+    "what a loss is given in one call depends on the cut, so a loss of your own must return a sum over its tokens, "
+    "never a mean, and keep no state; with a built-in one, compare in float32 (--model.dtype float32) and report it"
 )
 NO_GRADIENT_REMEDY = (
     "the gradient is 0 or not finite, so nothing is compared: name the weights that sampled the batch (--model.path), "
