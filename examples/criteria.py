@@ -129,7 +129,8 @@ def hierarchical_grpo(folder: Path) -> list[Measure]:
 
 def echo(folder: Path) -> list[Measure]:
     outputs = folder / "outputs" / "echo"
-    episodes = RunFolder(outputs / "rl").eval_episodes(0)
+    plain_run = RunFolder(outputs / "grpo")
+    episodes = plain_run.eval_episodes(plain_run.published("weights")[-1])
     plain, predicting = (
         text_nll(weights(outputs / run), episodes, "user", folder / f"echo.{run}.log")
         for run in ("grpo", "rl")
