@@ -113,9 +113,7 @@ class RLConfig(BaseConfig):
     @model_validator(mode="after")
     def _means_agree(self) -> Self:
         prompts = [
-            source.name
-            for source in self.orchestrator.train.source
-            if source.algo.rl_aggregation == "prompt"
+            source.name for source in self.orchestrator.train.source if source.algo.rl_aggregation == "prompt"
         ]
         if prompts and self.trainer.loss_agg_mode != "token-mean":
             raise ValueError(
