@@ -10,7 +10,7 @@ from braidrl.trainer import forward
 from braidrl.trainer.forward import Head, TokenOutputs, head_logprobs
 
 ENTRIES, HIDDEN, VOCABULARY = 7, 5, 11
-TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-5}
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCES)
 
 

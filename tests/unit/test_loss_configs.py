@@ -63,6 +63,7 @@ def test_opsm_that_can_do_nothing_warns(caplog):
     with caplog.at_level(logging.WARNING):
         trainer(opsm={}, mini_batches=2)
         trainer(opsm={"reference": "rollout"})
+        trainer(opsm={}, use_rollout_log_probs=True)
         assert not caplog.records
         trainer(opsm={})
     assert "opsm does nothing with one mini batch" in caplog.text

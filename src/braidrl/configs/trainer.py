@@ -106,7 +106,8 @@ class TrainerConfig(BaseConfig):
                 f"is_correction weighs by old / mu, and the ratio pi / mu of {self.loss.type} does so already; remove "
                 'is_correction, or use loss.type = "grpo" or "gspo"'
             )
-        if self.opsm is not None and self.opsm.reference == "old" and self.mini_batches == 1:
+        compared = self.opsm is not None and self.opsm.reference == "old" and not self.use_rollout_log_probs
+        if compared and self.mini_batches == 1:
             logger.warning(
                 "opsm does nothing with one mini batch a step, where the policy is the one before the step; set "
                 'trainer.mini_batches to 2 or more, or trainer.opsm.reference = "rollout"'

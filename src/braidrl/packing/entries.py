@@ -59,6 +59,7 @@ class Path:
 
 
 def entry_fields(paths: list[tuple[Path, np.ndarray]], extra: Sequence[str]) -> dict[str, np.ndarray]:
+    """`ENTRY_FIELDS` and the streams named in `extra`, end to end; each path comes with the row index of its tokens."""
     columns = [path.columns(where) for path, where in paths]
     integers = ("hidden_index", "targets", "sample_index")
     return {
