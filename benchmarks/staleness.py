@@ -45,11 +45,13 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
         {"loss": {"type": "icepop", "score_centering": True, "score_centering_topk": HEAD}},
         "is_masked",
     ),
+    "custom, REINFORCE": ({"loss": {"type": "custom", "import_path": "staleness.reinforce"}}, "none"),
     "grpo, rollout log-probs": (GRPO | {"use_rollout_log_probs": True}, "clip_ratio"),
     "gspo, rollout log-probs": ({"loss": {"type": "gspo"}, "use_rollout_log_probs": True}, "clip_ratio"),
     "grpo, 2 mini batches": (GRPO | {"mini_batches": 2}, "clip_ratio"),
     "grpo, is_correction clip": (GRPO | {"is_correction": {}}, "is_clip_ratio"),
     "grpo, is_correction mask": (GRPO | {"is_correction": {"action": "mask"}}, "is_clip_ratio"),
+    "grpo, is_correction sequence clip": (GRPO | {"is_correction": {"level": "sequence"}}, "is_clip_ratio"),
     "grpo, m2po": (GRPO | {"m2po": {}}, "m2po_clip_ratio"),
     "grpo, opsm": (GRPO | {"opsm": {"reference": "rollout"}}, "opsm_clipfrac"),
 }
@@ -179,6 +181,12 @@ class Run:
             head = recover_head(ids, np.stack([c.logprobs for c in request.candidates]), size)
             sample.head_ids, sample.head_logprobs = head.token_ids, head.logprobs
         return sample
+
+
+def reinforce(inputs: LossInputs) -> LossOutputs:
+    """No ratio at all: what a stale batch does to a loss that takes it for fresh."""
+    gain = inputs.advantages * inputs.trainer_logprobs
+    return LossOutputs(-gain[inputs.loss_mask].sum(), {})
 
 
 class RatioWatch:

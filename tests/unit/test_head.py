@@ -5,6 +5,8 @@ from itertools import product
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from braidrl.trainer import forward
 from braidrl.trainer.forward import Head, TokenOutputs, head_logprobs
@@ -237,3 +239,36 @@ def test_bfloat16_factors_keep_logits_and_softmax_in_float32():
     for mine, theirs in zip(rounded, exact, strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine, theirs, rtol=1e-6, atol=1e-12)
+
+
+class LargestTensor(TorchDispatchMode):
+    """Remembers the most elements of any tensor that was made, in backward passes too."""
+
+    elements = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(made) if isinstance(leaf, Tensor)]
+        self.elements = max(self.elements, *sizes, 0)
+        return made
+
+
+def test_no_tensor_of_a_large_vocabulary_spans_the_row():
+    """Vocabulary 32,000 and 2,048 entries: entropies and candidates included, the peak is a chunk; values as ever."""
+    generator, entries, vocabulary = torch.Generator().manual_seed(0), 2048, 32_000
+    hidden = torch.randn(entries, 16, generator=generator).requires_grad_()
+    weight = torch.randn(vocabulary, 16, generator=generator).requires_grad_()
+    targets = torch.randint(vocabulary, (entries,), generator=generator)
+    candidates = torch.randint(vocabulary, (entries, 8), generator=generator)
+    with LargestTensor() as chunked:
+        ours = head_logprobs(hidden, Head(weight, None), targets, torch.ones(entries), candidates=candidates)
+        gradients = torch.autograd.grad(sum(output.mean() for output in ours), (hidden, weight))
+    assert chunked.elements <= forward.CHUNK_ELEMENTS < entries * vocabulary / 7
+    with LargestTensor() as whole:
+        log_p = (hidden @ weight.T).log_softmax(-1)
+        entropy = -(log_p.exp() * log_p).sum(-1)
+        plain = TokenOutputs(log_p[range(entries), targets], entropy, log_p.gather(-1, candidates))
+        wanted = torch.autograd.grad(sum(output.mean() for output in plain), (hidden, weight))
+    assert whole.elements == entries * vocabulary
+    for mine, theirs in zip((*ours, *gradients), (*plain, *wanted), strict=True):
+        assert_close(mine, theirs)
