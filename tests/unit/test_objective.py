@@ -1,5 +1,6 @@
 """The rl component as it is trained: prepared over the whole batch, packed, protected, regularised, aggregated."""
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -155,8 +156,6 @@ def test_opsm_leaves_regularisers_and_denominator():
 
 
 def with_advantage(sample: TrainingSample, value: float) -> TrainingSample:
-    import msgspec
-
     return msgspec.structs.replace(sample, advantages=np.full(len(sample.token_ids), value))
 
 
@@ -182,6 +181,25 @@ def test_rollout_logprobs_take_the_place_of_old():
     ]
     _, metrics = train(batch, config, x, 100)
     assert "is_approx_k3_kl" not in metrics, "sampler and old are the same"
+
+
+def test_protections_report_each_environment():
+    """A lone far token of one source: its share there, nothing of it elsewhere, and the whole is their mean."""
+    config = trainer_config_of(m2po={}, is_correction={"action": "mask"})
+    batch, _ = random_batch(6, trainer_config_of(), sizes=(3, 1))
+    samples = [
+        msgspec.structs.replace(sample, env=env)
+        for sample, env in zip(batch.samples, ("near", "far"), strict=True)
+    ]
+    old = [samples[0].sampling_logprobs, samples[1].sampling_logprobs - stream([3])]
+    _, metrics = prepare(samples, config, old)
+    assert metrics["m2po_clip_ratio"].tolist() == metrics["is_clip_ratio"].tolist() == [1, 4]
+    assert metrics["m2_before"].tolist() == [9, 4] and metrics["m2_after"].tolist() == [0, 3]
+    for name in ("m2po_clip_ratio", "is_clip_ratio"):
+        assert metrics[f"{name}/env/far"].tolist() == [1, 1]
+        assert metrics[f"{name}/env/near"].tolist() == [0, 3]
+    assert metrics["m2_before/env/far"].tolist() == [9, 1]
+    assert metrics["m2_after/env/far"].tolist() == [0, 0]
 
 
 def test_everything_masked_is_an_attached_zero():

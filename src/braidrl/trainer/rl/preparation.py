@@ -13,6 +13,7 @@ from braidrl.configs.trainer import TrainerConfig
 from braidrl.packing import rl_streams
 from braidrl.trainer.rl.aggregation import aggregation_weights
 from braidrl.trainer.rl.batch import LOSS_WEIGHTS, Batch
+from braidrl.trainer.rl.loss import mean
 from braidrl.trainer.rl.offpolicy.is_correction import is_correction
 from braidrl.trainer.rl.offpolicy.m2po import m2po
 from braidrl.transport.types import TrainingSample
@@ -26,7 +27,7 @@ def prepare(
     old: Streams | None = None,
     kl_ref: Streams | None = None,
 ) -> tuple[Batch, dict[str, Tensor]]:
-    """The batch and the metrics of its masks (float[2] of sum and denominator).
+    """The batch and the metrics of its masks (float[2] of sum and denominator), of all of it and of each environment.
 
     `old` and `kl_ref` hold one float[T] a sample: the trainer's log-probs before the step (None: they were not
     computed), and those of its own reference.
@@ -55,7 +56,7 @@ def prepare(
         extra["is_weights"] = members.spread(factors)
     weights = aggregation_weights(weights, members.trajectory, config.loss_agg_mode)
     extra[LOSS_WEIGHTS] = members.spread(weights)
-    return Batch(samples, extra), metrics
+    return Batch(samples, extra), members.means(metrics)
 
 
 class _Members:
@@ -68,6 +69,8 @@ class _Members:
         self.weights = self.of(streams)
         self.mu = self.of([sample.sampling_logprobs for sample in samples])
         self.sequence = self._repeat(range(len(samples)))
+        self.envs = sorted({sample.env for sample in samples})
+        self.env = self._repeat([self.envs.index(sample.env) for sample in samples])
         keys = [
             (sample.episode_id, sample.trace_id) if sample.trace_id else index
             for index, sample in enumerate(samples)
@@ -90,6 +93,17 @@ class _Members:
         for stream, where, part in zip(streams, self.where, parts, strict=True):
             stream[where] = part
         return streams
+
+    def means(self, metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Metrics of the members (float[N], NaN where one does not count), of all and as `NAME/env/ENV`."""
+        found = {}
+        for name, values in metrics.items():
+            counts = ~torch.isnan(values)
+            found[name] = mean(values[counts])
+            for number, env in enumerate(self.envs):
+                if (own := self.env == number).any():
+                    found[f"{name}/env/{env}"] = mean(values[counts & own])
+        return found
 
     def _repeat(self, numbers: Sequence[int]) -> Tensor:
         counts = torch.tensor([len(where) for where in self.where], dtype=torch.long)

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from braidrl.configs.offpolicy import ISCorrectionConfig
-from braidrl.trainer.rl.loss import MAX_LOG_RATIO, mean
+from braidrl.trainer.rl.loss import MAX_LOG_RATIO
 from braidrl.trainer.rl.sequences import sequence_mean, sequence_sum
 
 
@@ -15,7 +15,8 @@ def is_correction(
 
     Each log-ratio is clamped to +-20. `clip` sets a weight that is out of bounds to the bound; `mask` takes its
     tokens out of loss and denominator. Bounds are inclusive. A token whose log-ratio is not finite gets weight 0
-    and takes no part in its sequence's. Metrics, over members: `is_clip_ratio` (out of bounds), `is_nan_ratio`.
+    and takes no part in its sequence's. A metric is the mean of its float[N]: `is_clip_ratio` (out of bounds),
+    `is_nan_ratio`.
     """
     log_ratio = old - mu
     finite = torch.isfinite(log_ratio)
@@ -33,5 +34,6 @@ def is_correction(
     if config.action == "mask":
         keep[finite] = within
         weights[~keep] = 0
-    metrics = {"is_clip_ratio": mean(~within, len(finite)), "is_nan_ratio": mean(~finite)}
-    return weights, keep, metrics
+    outside = torch.zeros_like(finite)
+    outside[finite] = ~within
+    return weights, keep, {"is_clip_ratio": outside.double(), "is_nan_ratio": (~finite).double()}
