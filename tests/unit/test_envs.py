@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import renderers.client
 
-from braidrl.configs.orchestrator import EvalSourceConfig, GatewayConfig
+from braidrl.configs.eval import EvalSourceConfig
+from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.envs import EvalEnv, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import Replicas

@@ -1,7 +1,13 @@
 """The strict base of every config: an unknown key is an error, and infinities are not numbers."""
 
+from typing import Any
+
 from pydantic import ConfigDict
 from pydantic_config import BaseConfig as _BaseConfig
+
+EnvBlock = dict[str, Any]
+"""A verifiers environment block. Braid checks it against the environment's own config class when it loads verifiers
+(`braidrl.configs.environment`), after everything that Braid owns has been checked."""
 
 
 class BaseConfig(_BaseConfig):

@@ -1,5 +1,6 @@
-"""How a training source inherits from its group: key by key, except where a block is something else."""
+"""How a source inherits from its group: key by key, except where a block is something else."""
 
+from collections.abc import Collection
 from typing import Any
 
 IDENTITY = ("type", "import_path")
@@ -13,6 +14,27 @@ WHOLE = ("roles",)
 
 OFF = "None"
 """How a file spells that a key has no value."""
+
+
+def inherit_sources(group: Any, keys: Collection[str]) -> Any:
+    """A group's block with each of its `source` laid over those of its `keys` that are set."""
+    if not isinstance(group, dict) or not isinstance(group.get("source"), list):
+        return group
+    defaults = {key: group[key] for key in keys if key in group}
+    sources = [
+        inherit(defaults, source) if isinstance(source, dict) else source for source in group["source"]
+    ]
+    return {**group, "source": sources}
+
+
+def dump_sources(group: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """A dumped group that loads back: a key that a source switched off is written out, or it would be inherited."""
+    defaults = {key: group[key] for key in keys if key in group}
+    sources = [
+        {**source, **spell_out(defaults, {key: source.get(key) for key in defaults})}
+        for source in group.get("source", [])
+    ]
+    return {**group, "source": sources}
 
 
 def inherit(defaults: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:

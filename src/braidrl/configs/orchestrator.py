@@ -7,16 +7,13 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 
 from braidrl.configs import legacy
 from braidrl.configs.algorithm import GRPOConfig
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.base import BaseConfig, EnvBlock
 from braidrl.configs.curriculum import CurriculumConfig
-from braidrl.configs.inherit import inherit, spell_out
-from braidrl.configs.model import EvalSamplingConfig, ModelConfig, RendererConfig, TrainSamplingConfig
+from braidrl.configs.eval import EvalConfig
+from braidrl.configs.inherit import dump_sources, inherit_sources
+from braidrl.configs.model import ModelConfig, RendererConfig, TrainSamplingConfig
 from braidrl.configs.plugins import InstalledAlgorithmConfig
 from braidrl.configs.trainer import CheckpointConfig
-
-EnvBlock = dict[str, Any]
-"""A verifiers environment block. Braid checks it against the environment's own config class when it loads verifiers
-(`braidrl.configs.environment`), after everything that Braid owns has been checked."""
 
 
 class TrainSourceConfig(BaseConfig):
@@ -66,54 +63,11 @@ class TrainConfig(BaseConfig):
     @model_validator(mode="before")
     @classmethod
     def _sources_inherit(cls, data: Any) -> Any:
-        if not isinstance(data, dict) or not isinstance(data.get("source"), list):
-            return data
-        defaults = {key: data[key] for key in INHERITED if key in data}
-        sources = [
-            inherit(defaults, source) if isinstance(source, dict) else source for source in data["source"]
-        ]
-        return {**data, "source": sources}
+        return inherit_sources(data, INHERITED)
 
     @model_serializer(mode="wrap")
     def _dump_what_loads_back(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A key that a source switched off is written out, or it would be inherited again on loading."""
-        data = handler(self)
-        defaults = {key: data[key] for key in INHERITED if key in data}
-        sources = [
-            {**source, **spell_out(defaults, {key: source.get(key) for key in defaults})}
-            for source in data.get("source", [])
-        ]
-        return {**data, "source": sources}
-
-
-class EvalSourceConfig(BaseConfig):
-    """One evaluation environment."""
-
-    name: str | None = None
-    """Unique name; None: the taskset id."""
-    env: EnvBlock
-    """The verifiers environment."""
-    num_tasks: int | None = Field(None, ge=1)
-    """Tasks from the start of the taskset; None: all of a finite one."""
-    rollouts_per_task: int = Field(1, ge=1)
-    """Episodes of each task."""
-    sampling: EvalSamplingConfig = Field(default_factory=EvalSamplingConfig)
-    """How its rollouts are sampled."""
-    timeout: float = Field(600.0, gt=0)
-    """Deadline of one episode, in seconds."""
-
-
-class EvalConfig(BaseConfig):
-    """Evaluation on the live policy during a run."""
-
-    interval: int | None = Field(None, ge=1)
-    """Evaluate after every n-th step; None: only at the ends."""
-    base_model: bool = True
-    """Evaluate v0 before the first step."""
-    final: bool = True
-    """Evaluate the last policy."""
-    source: list[EvalSourceConfig] = Field(default_factory=list)
-    """The environments, one `[[orchestrator.eval.source]]` each."""
+        return dump_sources(handler(self), INHERITED)
 
 
 class GatewayConfig(BaseConfig):

@@ -4,8 +4,9 @@ from typing import Any
 
 from braidrl.configs.environment import agents_of, resolve_env
 from braidrl.configs.errors import ConfigError
+from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.model import check_unbent
-from braidrl.configs.orchestrator import EvalSourceConfig, OrchestratorConfig, TrainSourceConfig
+from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
 
 
 def resolve_environments(config: OrchestratorConfig, prefix: str = "") -> None:

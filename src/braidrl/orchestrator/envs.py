@@ -20,7 +20,8 @@ from verifiers.v1.types import Sampling
 from verifiers.v1.utils.loaders import load_environment
 
 from braidrl.configs.environment import resolve_env
-from braidrl.configs.orchestrator import EvalSourceConfig, OrchestratorConfig, TrainSourceConfig
+from braidrl.configs.eval import EvalSourceConfig
+from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.sessions import Spans
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm

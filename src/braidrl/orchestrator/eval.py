@@ -9,7 +9,7 @@ from collections import defaultdict
 
 import verifiers.v1 as vf
 
-from braidrl.configs.orchestrator import EvalConfig
+from braidrl.configs.eval import EvalConfig
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator.envs import EvalEnv, Finished
 from braidrl.orchestrator.records import episode_record, write_records
