@@ -1,20 +1,16 @@
 """Curricula: which task comes next, and which finished groups may train."""
 
-from typing import Literal
-
 from pydantic import Field
 
 from braidrl.configs.base import BaseConfig
-
-
-class StandardSamplerConfig(BaseConfig):
-    """Tasks in source order; a finite taskset starts over when it ends."""
-
-    type: Literal["standard"] = "standard"
+from braidrl.configs.plugins import InstalledGateConfig, InstalledSamplerConfig
+from braidrl.configs.samplers import StandardSamplerConfig
 
 
 class CurriculumConfig(BaseConfig):
-    """One task sampler (and, with later algorithms, named admission gates) of a training source."""
+    """One task sampler and any number of admission gates of a training source."""
 
-    sampler: StandardSamplerConfig = Field(default_factory=StandardSamplerConfig)
+    sampler: InstalledSamplerConfig = Field(default_factory=StandardSamplerConfig)
     """Chooses tasks."""
+    gates: dict[str, InstalledGateConfig] = Field(default_factory=dict)
+    """By name. A group trains only if each of them admits it."""

@@ -1,8 +1,9 @@
-"""Algorithms and losses of other packages: found by their entry points, validated as the built-in ones are.
+"""Algorithms, losses, samplers and gates of other packages: found by their entry points, validated as the built-in ones
+are.
 
-An entry point of the group `braidrl.algorithms` or `braidrl.losses` has a `type` for its name and that type's config
-class for its value. The class names the implementation by import path (`algorithm_class`, `loss_function`), so that
-reading a configuration imports neither algorithms nor losses.
+An entry point of the group `braidrl.algorithms`, `.losses`, `.samplers` or `.gates` has a `type` for its name and that
+type's config class for its value. The class names the implementation by import path (`algorithm_class`,
+`loss_function`, ...), so that reading a configuration imports none of them.
 """
 
 import functools
@@ -19,7 +20,9 @@ from braidrl.configs.algorithm import AlgorithmConfig, BaseAlgorithmConfig
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.faults import tag_of
+from braidrl.configs.gates import BaseGateConfig, GateConfig
 from braidrl.configs.loss import BaseLossConfig, LossConfig
+from braidrl.configs.samplers import BaseSamplerConfig, SamplerConfig
 
 BUILT_IN = "built in"
 
@@ -135,15 +138,41 @@ LOSS = Kind(
     target="loss_function",
     form="package.module:function",
 )
+SAMPLER = Kind(
+    group="braidrl.samplers",
+    noun="sampler",
+    article="a",
+    key="curriculum.sampler.type",
+    base=BaseSamplerConfig,
+    union=SamplerConfig,
+    target="sampler_class",
+    form="package.module:Class",
+)
+GATE = Kind(
+    group="braidrl.gates",
+    noun="gate",
+    article="a",
+    key="curriculum.gates.NAME.type",
+    base=BaseGateConfig,
+    union=GateConfig,
+    target="gate_class",
+    form="package.module:Class",
+)
 
 ALGORITHMS = ALGORITHM.find()
 """Every algorithm of this installation by its `type`."""
 LOSSES = LOSS.find()
 """Every rl loss of this installation by its `type`."""
+SAMPLERS = SAMPLER.find()
+"""Every task sampler of this installation by its `type`."""
+GATES = GATE.find()
+"""Every admission gate of this installation by its `type`."""
 
 if TYPE_CHECKING:
     InstalledAlgorithmConfig: TypeAlias = AlgorithmConfig
     InstalledLossConfig: TypeAlias = LossConfig
+    InstalledSamplerConfig: TypeAlias = SamplerConfig
+    InstalledGateConfig: TypeAlias = GateConfig
 else:
 
     def _union(found):
@@ -156,3 +185,7 @@ else:
     """The config of every algorithm of this installation, told apart by `type`."""
     InstalledLossConfig = _union(LOSSES)
     """The config of every rl loss of this installation, told apart by `type`."""
+    InstalledSamplerConfig = _union(SAMPLERS)
+    """The config of every task sampler of this installation, told apart by `type`."""
+    InstalledGateConfig = _union(GATES)
+    """The config of every admission gate of this installation, told apart by `type`."""

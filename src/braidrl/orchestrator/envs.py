@@ -23,7 +23,7 @@ from braidrl.configs.environment import resolve_env
 from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
 from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.sessions import Spans
+from braidrl.orchestrator.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
 from braidrl.orchestrator.train.heads import Heads
@@ -218,7 +218,8 @@ class TrainEnv(SourceEnv):
             head_size=config.train.capture_head if self.live and source.algo.rl_aggregation else None,
         )
         self.algorithm: Algorithm = make_algorithm(source.algo, gateway)
-        self.curriculum = Curriculum(source.curriculum, self.env.taskset)
+        seed = derive_seed(config.seed, "curriculum", self.name)
+        self.curriculum = Curriculum(source.curriculum, self.env.taskset, seed)
         self.yields = Yields()
 
     @property

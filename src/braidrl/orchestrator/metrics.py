@@ -17,6 +17,7 @@ ALWAYS = (
     "groups/done",
     "groups/no_signal",
     "groups/too_few",
+    "groups/rejected",
     "groups/returned",
 )
 """Counts that are logged when they are 0 as well."""

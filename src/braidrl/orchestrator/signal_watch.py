@@ -2,6 +2,7 @@
 
 import logging
 from collections import Counter
+from collections.abc import Sequence
 
 logger = logging.getLogger(__name__)
 
@@ -26,20 +27,22 @@ class SignalWatch:
         self.failures = 0
         self.groups: Counter[str] = Counter()
         self.errors: Counter[str] = Counter()
+        self.gates: Counter[str] = Counter()
 
     def failed(self, error: str) -> None:
         """An episode failed."""
         self.failures += 1
         self.errors[error] += 1
 
-    def group(self, size: int, outcome: str) -> None:
-        """A group of `size` episodes ended as `signal`, `no_signal` or `too_few`.
+    def group(self, size: int, outcome: str, rejecting: Sequence[str] = ()) -> None:
+        """A group of `size` episodes ended as `signal`, `no_signal`, `too_few` or `rejected` (by these gates).
 
         Raises `NoSignalError` with an explanation at the limit.
         """
         if outcome == "signal":
             self._clear()
             return
+        self.gates.update(rejecting)
         before = self.episodes // self.batch_size
         self.episodes += size
         self.groups[outcome] += 1
@@ -59,10 +62,13 @@ class SignalWatch:
             f"{self.groups['no_signal'] / total:.0%} had equal rewards, {self.groups['too_few'] / total:.0%} "
             f"too few episodes without error"
         ]
+        if self.gates:
+            gates = ", ".join(f"{name} ({count} groups)" for name, count in self.gates.most_common())
+            parts.append(f"{self.groups['rejected'] / total:.0%} were rejected by gates: {gates}")
         if self.errors:
             errors = "; ".join(f"{count} x {error}" for error, count in self.errors.most_common(SHOWN_ERRORS))
             parts.append(f"{self.failures} of the episodes failed: {errors}")
-        else:
+        elif self.groups["no_signal"]:
             parts.append(
                 "no episode failed: the reward does not tell attempts apart (too easy, too hard, or constant)"
             )

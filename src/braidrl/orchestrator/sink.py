@@ -61,6 +61,8 @@ class Sink:
         self.ready: list[ReadyTrace] = []
         self.ended: list[tuple[Group, str]] = []
         """Groups that ended since the last batch, and what became of each: the step's records."""
+        self.unobserved: list[Group] = []
+        """Complete groups that their curricula have not seen yet."""
         self.metrics = StepMetrics()
         self.signal = SignalWatch(config.batch_size, config.max_empty_batches)
 
@@ -101,8 +103,8 @@ class Sink:
             self.signal.failed(finished.error)
 
     async def complete(self, group: Group) -> None:
-        """Score a group whose last episode has ended, and buffer what trains. Of a group with too few survivors
-        only signal counts that needs no siblings: observations, say.
+        """Score a group whose last episode has ended, and buffer what trains, if every gate of its curriculum admits
+        it. Of a group with too few survivors only signal counts that needs no siblings: observations, say.
 
         Raises `NoSignalError` when no group has had any signal for too long.
         """
@@ -112,17 +114,23 @@ class Sink:
         waits = group.waits_for_batch and enough
         group.env.yields.observe(survivors, sum(eligible))
         traces: list[ReadyTrace] = []
+        rejecting: list[str] = []
         if survivors:
             await self._score(group.env.algorithm, "score_group", group.episodes, f"group {group.id}")
-            traces = self._flatten(group)
+            rejecting = group.env.curriculum.rejecting(group.episodes)
+            traces = [] if rejecting else self._flatten(group)
         if not waits:
             self._drop_zero_signal(traces)
-        group.env.curriculum.observe(group.episodes)
+        self.unobserved.append(group)
+        if self.max_staleness > 0:
+            self._observe()
         signal = any(trace.samples for trace in traces)
-        outcome = "too_few" if not enough else "signal" if signal else "no_signal"
+        outcome = (
+            "too_few" if not enough else "rejected" if rejecting else "signal" if signal else "no_signal"
+        )
         self.discard(group, outcome)
         if not (signal and waits):
-            self.signal.group(group.size, "signal" if signal else outcome)
+            self.signal.group(group.size, "signal" if signal else outcome, rejecting)
         if self.config.constant_trainer_batch_size or not enough:
             traces = [trace for trace in traces if trace.samples]
         self.ready += traces
@@ -131,6 +139,13 @@ class Sink:
         """Note what became of a group."""
         self.ended.append((group, outcome))
         self.metrics.group(outcome)
+
+    def _observe(self) -> None:
+        """Let the curricula see the complete groups, in dispatch order. A strictly on-policy run waits with it until a
+        batch is full, so that timing has no say in what they choose next."""
+        for group in sorted(self.unobserved, key=lambda group: group.place):
+            group.env.curriculum.observe(group.episodes)
+        self.unobserved.clear()
 
     async def _score(self, algorithm: Algorithm, hook: str, episodes: list[Episode], what: str) -> None:
         try:
@@ -178,6 +193,7 @@ class Sink:
         """The batch of `step` when it is full; one without any signal is skipped, and collecting goes on."""
         size = self.config.batch_size
         while len(self.ready) >= size:
+            self._observe()
             self.ready.sort(key=lambda trace: trace.group.place)
             batch, self.ready = Batch(step, self.ready[:size]), self.ready[size:]
             for trace in batch.traces:

@@ -1,45 +1,80 @@
 """The curriculum of one training source."""
 
-import itertools
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
 from verifiers.v1 import Episode, Task, Taskset
 
 from braidrl.configs.curriculum import CurriculumConfig
-from braidrl.orchestrator.train.curriculum.samplers import SAMPLERS, TaskSampler
+from braidrl.orchestrator.train.curriculum.factory import gate_class, sampler_class
+from braidrl.orchestrator.train.curriculum.tasks import Tasks
 
 
 class Curriculum:
-    """What a source trains on: its task sampler, and the state of it in checkpoints and metrics."""
+    """What a source trains on: the sampler that chooses its tasks, the gates that admit its groups, and the state of
+    both in checkpoints and metrics.
 
-    def __init__(self, config: CurriculumConfig, taskset: Taskset) -> None:
-        self.taskset = taskset
-        self.sampler: TaskSampler = SAMPLERS[config.sampler.type](config.sampler, taskset)
+    Args:
+        seed: root of the random numbers of the sampler.
+    """
+
+    def __init__(self, config: CurriculumConfig, taskset: Taskset, seed: int = 0) -> None:
+        self.tasks = Tasks(taskset)
+        self.sampler = sampler_class(type(config.sampler))(config.sampler, self.tasks, seed)
+        self.gates = {name: gate_class(type(gate))(gate) for name, gate in config.gates.items()}
+        self._judged: Counter[str] = Counter()
+        self._rejected: Counter[str] = Counter()
 
     def next_task(self) -> Task:
         """The task of the next group."""
         return self.sampler.next_task()
 
-    def task_at(self, index: int) -> Task:
-        """The task at a position of the taskset: one that a checkpoint says was in flight."""
-        task = next(itertools.islice(iter(self.taskset), index, None), None)
-        if task is None:
-            raise ValueError(
-                f"taskset {self.taskset.config.id!r} has no task {index}; it changed since the checkpoint"
-            )
-        return task
+    def task_at(self, number: int) -> Task:
+        """The task of a number: one that a checkpoint says was in flight."""
+        return self.tasks.at(number)
+
+    def rejecting(self, group: Sequence[Episode]) -> list[str]:
+        """Let every gate judge a group; returns the names of those that reject it.
+
+        Raises `RuntimeError` where a gate raises.
+        """
+        names = [name for name in self.gates if not self._admits(name, group)]
+        self._judged.update(self.gates)
+        self._rejected.update(names)
+        return names
+
+    def _admits(self, name: str, group: Sequence[Episode]) -> bool:
+        try:
+            return self.gates[name].admits(group)
+        except Exception as error:
+            raise RuntimeError(
+                f"gate {name!r} ({type(self.gates[name]).__name__}) failed: {type(error).__name__}: {error}; the run "
+                "stops, because nobody would notice what it lets through"
+            ) from error
 
     def observe(self, group: Sequence[Episode]) -> None:
-        """See a finalized group, whether it trains or not."""
+        """Let the sampler see a finished group, whether it trains or not."""
         self.sampler.observe(group)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"sampler": self.sampler.state_dict()}
+        gates = {name: gate.state_dict() for name, gate in self.gates.items()}
+        return {"sampler": self.sampler.state_dict(), "gates": gates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore `state_dict`. A gate that the state does not know starts anew."""
         self.sampler.load_state_dict(state["sampler"])
+        for name, gate in self.gates.items():
+            if name in state["gates"]:
+                gate.load_state_dict(state["gates"][name])
 
     def metrics(self) -> dict[str, float]:
-        """Scalars since the last call, by name below `curriculum/ENV/`."""
-        return self.sampler.metrics()
+        """Scalars of the step, by name below `curriculum/ENV/`: the sampler's own; of each gate, under `gates/NAME/`,
+        its own, and how many groups it `judged` and `rejected` since the last call."""
+        metrics = self.sampler.metrics()
+        for name, gate in self.gates.items():
+            counts = {"judged": float(self._judged[name]), "rejected": float(self._rejected[name])}
+            metrics |= {f"gates/{name}/{key}": value for key, value in (counts | gate.metrics()).items()}
+        self._judged.clear()
+        self._rejected.clear()
+        return metrics

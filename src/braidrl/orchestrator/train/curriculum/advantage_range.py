@@ -1,0 +1,32 @@
+"""A gate by the size of advantages."""
+
+from collections.abc import Sequence
+
+from verifiers.v1 import Episode
+
+from braidrl.configs.gates import AdvRangeGateConfig
+from braidrl.orchestrator.train.algo.routing import eligible_traces, trainable_nodes
+from braidrl.orchestrator.train.curriculum.base import AdmissionGate
+
+
+class AdvRangeGate(AdmissionGate[AdvRangeGateConfig]):
+    """Rejects a group when the advantage of every sampled token lies in [reject_min, reject_max].
+
+    A group without advantages is admitted: its algorithm gives none (`opd`, `opsd`, `sft`), or only with the whole
+    batch (`rae`, `grpo` and `echo` with a batch norm). Metric: `unjudged`, such groups since the last step.
+    """
+
+    def __init__(self, config: AdvRangeGateConfig) -> None:
+        super().__init__(config)
+        self._unjudged = 0
+
+    def admits(self, group: Sequence[Episode]) -> bool:
+        nodes = (node for trace in eligible_traces(group) for node in trainable_nodes(trace))
+        advantages = [advantage for node in nodes for advantage in node.advantages or ()]
+        self._unjudged += not advantages
+        low, high = self.config.reject_min, self.config.reject_max
+        return not advantages or not all(low <= advantage <= high for advantage in advantages)
+
+    def metrics(self) -> dict[str, float]:
+        unjudged, self._unjudged = self._unjudged, 0
+        return {"unjudged": float(unjudged)}
