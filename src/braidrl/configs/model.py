@@ -1,6 +1,6 @@
 """Models: the trainable policy, frozen ones, how messages become tokens and tokens are sampled."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
@@ -42,9 +42,18 @@ class RendererConfig(BaseConfig):
     model_config = ConfigDict(extra="allow")
 
     name: str = "auto"
-    """`auto` (from the tokenizer), a family such as `qwen3`, `default`, or `custom`."""
+    """`auto` (by the tokenizer's name), a family such as `qwen3`, `default` (the chat template as it is), `custom`."""
     import_path: str | None = None
     """`my_module.Class` or `path/to/file.py:Class`, with `name = "custom"`."""
+
+    @model_validator(mode="after")
+    def _names_a_class(self) -> Self:
+        if (self.name == "custom") != (self.import_path is not None):
+            raise ValueError(
+                f'name = "{self.name}" and import_path = {self.import_path!r} do not go together; a renderer of your '
+                'own needs name = "custom" and import_path = "my_module.Class" or "path/to/file.py:Class"'
+            )
+        return self
 
 
 UNBENT: dict[str, tuple[Any, ...]] = {

@@ -54,8 +54,7 @@ def find_function(import_path: str) -> None:
 
 def load_function(import_path: str) -> Callable[..., Any]:
     """Import it. Raises `ValueError` when it cannot be imported or called."""
-    if not {"", str(Path.cwd())} & set(sys.path):
-        sys.path.append(str(Path.cwd()))
+    search_here()
     try:
         function = _import(import_path)
     except (ImportError, AttributeError, ValueError, OSError) as error:
@@ -66,6 +65,12 @@ def load_function(import_path: str) -> Callable[..., Any]:
     if not callable(function):
         raise ValueError(f"{import_path!r} is {function!r}, which is no function")
     return function
+
+
+def search_here() -> None:
+    """Let modules of the current directory be imported, too."""
+    if not {"", str(Path.cwd())} & set(sys.path):
+        sys.path.append(str(Path.cwd()))
 
 
 def _import(import_path: str) -> Any:

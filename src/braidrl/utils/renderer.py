@@ -1,38 +1,112 @@
-"""From Braid's renderer block to the `renderers` package's own typed config."""
+"""From Braid's renderer block to the `renderers` package's own typed config, and to a renderer."""
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
+from braidrl.configs.errors import ConfigError
 from braidrl.configs.model import RendererConfig
+from braidrl.utils.functions import search_here
 
 if TYPE_CHECKING:
     from renderers import Renderer
 
+logger = logging.getLogger(__name__)
 
-def renderer_options(config: RendererConfig) -> Any:
+
+def renderer_options(config: RendererConfig, path: str = "renderer") -> Any:
     """The `renderers` config of this block; None lets the package choose by the tokenizer's name.
 
-    Raises `ValueError` for an unknown family or an option that the family does not have, and `FileNotFoundError` for
-    a custom renderer's file that is not there.
+    `path` leads to the block in errors. Raises `ConfigError` for an unknown family, an option that the family does not
+    have, and a custom renderer that cannot be imported.
     """
-    from renderers import config_from_name
     from renderers.configs import CustomRendererConfig
 
     options = dict(config.model_extra or {})
-    if config.import_path is not None:
-        options["import_path"] = config.import_path
-    if config.name == "auto":
-        if options:
-            raise ValueError(
-                f"renderer options {sorted(options)} need a renderer name; set renderer.name, for example 'qwen3'"
-            )
+    if config.name == "auto" and options.keys() - {"thinking_retention"}:
+        raise ConfigError(
+            path,
+            f"renderer options {sorted(options)} need a renderer name; set {path}.name, for example 'qwen3'",
+        )
+    if config.name == "auto" and not options:
         return None
-    family = CustomRendererConfig if config.name == "custom" else type(config_from_name(config.name))
-    return family(**options)
+    if config.name == "custom":
+        return _validated(CustomRendererConfig, path, {"import_path": config.import_path, **options})
+    return _validated(_family(config.name, path), path, options)
 
 
 def load_renderer(model_path: str, config: RendererConfig) -> "Renderer":
-    """The renderer of a model folder's tokenizer."""
+    """The renderer of a model folder's tokenizer. Raises `ConfigError` where the two do not fit."""
     from renderers import create_renderer
     from renderers.base import load_tokenizer
 
-    return create_renderer(load_tokenizer(model_path), renderer_options(config))
+    tokenizer, options = load_tokenizer(model_path), renderer_options(config)
+    with fitting(model_path, config):
+        renderer = create_renderer(tokenizer, options)
+    note_choice(renderer, model_path, config)
+    return renderer
+
+
+@contextmanager
+def fitting(model_path: str, config: RendererConfig) -> Iterator[None]:
+    """Says what to do where the renderer that is created inside does not fit a model folder's tokenizer."""
+    try:
+        yield
+    except Exception as error:
+        raise ConfigError(
+            "renderer",
+            f"{config.name!r} does not fit the tokenizer of {model_path}: {error}; set renderer.name to the model's "
+            "own family, or to 'default' for its chat template as it is",
+        ) from error
+
+
+def note_choice(renderer: "Renderer", model_path: str, config: RendererConfig) -> None:
+    """Log which renderer it is, and warn where `auto` knew none for the tokenizer."""
+    from renderers.default import DefaultRenderer
+
+    logger.info("%s turns messages into tokens of %s", type(renderer).__name__, model_path)
+    if config.name == "auto" and isinstance(renderer, DefaultRenderer):
+        logger.warning(
+            "renderer 'auto' knows no family by the name of %s and takes its chat template as it is: every turn is "
+            "rendered anew, and tool calls are not read. Set renderer.name to the model's family (such as 'qwen3'), or "
+            "to 'default' if this is what you want",
+            model_path,
+        )
+
+
+def _family(name: str, path: str) -> Any:
+    """The config class of a family."""
+    from renderers import configs
+
+    classes: list[Any] = [cls for cls in vars(configs).values() if isinstance(cls, type)]
+    families = {
+        cls.model_fields["name"].default: cls
+        for cls in classes
+        if issubclass(cls, configs.BaseRendererConfig) and "name" in cls.model_fields
+    }
+    if name not in families:
+        near = get_close_matches(name, families, n=1)
+        known = ", ".join(sorted(families))
+        raise ConfigError(f"{path}.name", f"there is no renderer {name!r}; there are {known}", *near)
+    return families[name]
+
+
+def _validated(cls: Any, path: str, options: dict[str, Any]) -> Any:
+    """The typed config; of a custom renderer, its class is imported and checks the options."""
+    search_here()
+    try:
+        return cls(**options)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = ".".join([path, *map(str, fault["loc"])])
+        if fault["type"] == "extra_forbidden":
+            known = ", ".join(sorted(cls.model_fields.keys() - {"name"}))
+            raise ConfigError(key, f"this renderer has no such option; its options are {known}") from error
+        raise ConfigError(key, fault["msg"].removeprefix("Value error, ")) from error
+    except Exception as error:  # whatever a module of the user's own raises when it is imported
+        message = f"{options.get('import_path')!r} cannot be imported: {type(error).__name__}: {error}"
+        raise ConfigError(f"{path}.import_path", message) from error
