@@ -3,6 +3,7 @@
 import asyncio
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Literal
 
 import verifiers.v1 as vf
@@ -18,11 +19,14 @@ class StubConfig(vf.TasksetConfig):
     slow_tasks: tuple[int, ...] = ()
     """Positions of tasks whose scoring takes `seconds`."""
     seconds: float = 0.0
+    waits_for: str = ""
+    """Path that must exist before anything is scored."""
 
 
 class StubData(vf.TaskData):
     behaviour: Behaviour
     seconds: float
+    waits_for: str
 
 
 class StubTask(vf.Task[StubData]):
@@ -30,6 +34,8 @@ class StubTask(vf.Task[StubData]):
     async def letters(self, trace: vf.Trace) -> float:
         """Share of letters of the reply before `n`, or what the behaviour says."""
         await asyncio.sleep(self.data.seconds)
+        while self.data.waits_for and not Path(self.data.waits_for).exists():
+            await asyncio.sleep(0.01)
         reply = trace.last_reply
         score = sum(letter < "n" for letter in reply) / max(1, len(reply))
         match self.data.behaviour:
@@ -50,5 +56,6 @@ class StubTaskset(vf.Taskset[StubTask, StubConfig]):
     def load(self) -> Iterator[StubTask]:
         for index in range(self.config.num_tasks):
             seconds = self.config.seconds if index in self.config.slow_tasks else 0.0
-            data = StubData(prompt=f"task {index}", behaviour=self.config.behaviour, seconds=seconds)
+            given = {"behaviour": self.config.behaviour, "waits_for": self.config.waits_for}
+            data = StubData(prompt=f"task {index}", seconds=seconds, **given)
             yield StubTask(data, self.config.task)

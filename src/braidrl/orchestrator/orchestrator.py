@@ -13,7 +13,7 @@ from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator import checkpoint
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
-from braidrl.orchestrator.eval import Evaluator
+from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.records import group_records, write_records
@@ -56,7 +56,6 @@ async def orchestrate(config: OrchestratorConfig, resume_step: int | None = None
         house = await stack.enter_async_context(open_house(config, done))
         await house.start(done)
         async with house.at_work():
-            await house.evaluate_start(done)
             for step in range(done + 1, config.max_steps + 1):
                 await house.step(step)
             await house.finish()
@@ -78,20 +77,14 @@ class House:
         self.gateway = gateway
         self.batches = BatchWriter(self.run_folder)
         self.metrics = MetricsWriter(self.run_folder.metrics("orchestrator"))
-        self.evaluator = Evaluator(
-            evals,
-            config.eval,
-            self.run_folder,
-            max_steps=config.max_steps,
-            max_concurrent=config.max_concurrent,
-        )
+        self.evaluator = LiveEvaluator(evals, config.eval, self.run_folder, max_steps=config.max_steps)
         self.policy = PolicyWatcher(
             self.run_folder,
             replicas,
             update_timeout=config.gateway.update_timeout,
             restart_timeout=config.client.startup_timeout,
             on_version=self._on_version,
-            must_stop=self.evaluator.due,
+            must_stop=lambda version: bool(self.evaluator.due(version)),
         )
         self.sink = Sink(config)
         self.dispatcher = Dispatcher(
@@ -114,11 +107,6 @@ class House:
         await self.policy.start(done)
         for env in self.dispatcher.envs:
             await env.algorithm.setup()
-
-    async def evaluate_start(self, done: int) -> None:
-        """Evaluate the policy that the run starts from, unless an earlier run did."""
-        if not self.run_folder.eval_episodes(done).exists():
-            await self.evaluator.evaluate(done)
 
     @asynccontextmanager
     async def at_work(self) -> AsyncIterator[None]:
@@ -169,7 +157,7 @@ class House:
 
     async def _on_version(self, version: int) -> None:
         self.dispatcher.wake()
-        await self.evaluator.evaluate(version)
+        await self.evaluator.visit(version)
 
     async def _record(self, step: int) -> None:
         ended, self.sink.ended = self.sink.ended, []

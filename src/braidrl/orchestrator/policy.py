@@ -23,8 +23,8 @@ class PolicyWatcher:
     """Versions in order, one update at a time, never backwards.
 
     `version` is the newest one that every replica has acknowledged. A newer version may overtake one that
-    nobody applied yet, but not one that `must_stop` at: `on_version` runs after each advance, and the next
-    update waits for it (an evaluation sees one version from its first to its last token).
+    nobody applied yet, but not one that `must_stop` at: `on_version` runs for the first version and after each
+    advance, and the next update waits for it (an evaluation sees one version from its first to its last token).
 
     Args:
         update_timeout: deadline of one update of one replica, in seconds.
@@ -51,7 +51,7 @@ class PolicyWatcher:
         self.update_seconds = 0.0
         """Duration of the last update."""
         self._applied = 0
-        self._visited = 0
+        self._visited = -1
         self._lock = asyncio.Lock()
         self._advanced = asyncio.Condition()
 
@@ -59,7 +59,7 @@ class PolicyWatcher:
         """Give every replica the version that the run starts from. v0 is the model that they loaded."""
         if version > 0:
             await self._apply(version)
-        self.version = self._visited = version
+        self.version = version
 
     async def run(self) -> None:
         """Watch until cancelled. What goes wrong beyond repair is raised here."""
@@ -68,11 +68,15 @@ class PolicyWatcher:
             group.create_task(self._heal())
 
     async def wait_for(self, version: int, timeout: float) -> None:
-        """Return once every replica serves `version` or a later one; `TimeoutError` at the deadline."""
+        """Return once every replica serves `version` or a later one; `TimeoutError` at the deadline. Time in
+        `on_version`, which has deadlines of its own, does not count."""
         try:
             async with asyncio.timeout(timeout), self._advanced:
                 await self._advanced.wait_for(lambda: self.version >= version)
         except TimeoutError:
+            if self._visited < self.version:
+                await self.wait_visited(self.version)
+                return await self.wait_for(version, timeout)
             published = max(self.run_folder.published("weights"), default=0)
             raise TimeoutError(
                 f"waited {timeout:g} s for policy v{version}; the replicas serve v{self.version} and the "
@@ -86,6 +90,7 @@ class PolicyWatcher:
             await self._advanced.wait_for(lambda: self._visited >= version)
 
     async def _follow(self) -> None:
+        await self._visit(self.version)
         while True:
             version = self._next()
             if version is None:
@@ -100,7 +105,10 @@ class PolicyWatcher:
                 len(self.replicas),
                 self.update_seconds,
             )
-            await self._announce(version)
+            async with self._advanced:
+                self.version = version
+                self._advanced.notify_all()
+            await self._visit(version)
 
     def _next(self) -> int | None:
         """The newest published version, or the first on the way to it that `on_version` must see."""
@@ -118,10 +126,7 @@ class PolicyWatcher:
             )
             self._applied = version
 
-    async def _announce(self, version: int) -> None:
-        async with self._advanced:
-            self.version = version
-            self._advanced.notify_all()
+    async def _visit(self, version: int) -> None:
         await asyncio.gather(asyncio.to_thread(self._forget), self.on_version(version))
         async with self._advanced:
             self._visited = version

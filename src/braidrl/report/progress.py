@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from braidrl.report.evaluation import evaluation_lines
 from braidrl.utils.run_folder import RunFolder
 
 SHOWN = (
@@ -39,6 +40,8 @@ class Progress:
         self.max_steps = max_steps
         self.every = every
         self.followers = {name: Follower(run.metrics(name)) for name in processes}
+        self.evaluations = Follower(run.metrics("eval"))
+        self.evaluations.read()  # an earlier process showed what it evaluated
         self.rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.followers}
         self.shown = after
         self.first: tuple[int, float] | None = None
@@ -65,7 +68,10 @@ class Progress:
             self.bar.stop()
 
     def update(self) -> None:
-        """Show the steps that both processes have reported since the last call."""
+        """Show the evaluations, and the steps that both processes have reported, since the last call."""
+        for row in self.evaluations.read():
+            lines = [f"evaluation of v{row['step']}", *(f"  {line}" for line in evaluation_lines(row))]
+            self.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
         for name, follower in self.followers.items():
             for row in follower.read():
                 self.rows[name][row["step"]] = row

@@ -1,0 +1,116 @@
+"""Playing evaluation sources with one policy version."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+
+import verifiers.v1 as vf
+
+from braidrl.configs.eval import EvalConfig
+from braidrl.monitors.metrics import MetricsWriter, read_metrics
+from braidrl.orchestrator.envs import EvalEnv, Finished
+from braidrl.orchestrator.eval.summary import summarize
+from braidrl.orchestrator.records import episode_record, write_records
+from braidrl.report.evaluation import evaluation_lines
+from braidrl.utils.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
+
+
+def _nothing(env: EvalEnv, finished: Finished) -> None:
+    """What there is to do for an episode that nobody watches."""
+
+
+class Evaluator:
+    """Plays evaluation sources with the policy that is served, with the same tasks and seeds for every version.
+
+    Args:
+        max_concurrent: most episodes of it in flight; those that train have a bound of their own.
+        on_episode: called as each episode ends.
+    """
+
+    def __init__(
+        self,
+        envs: Sequence[EvalEnv],
+        run: RunFolder,
+        *,
+        max_concurrent: int,
+        on_episode: Callable[[EvalEnv, Finished], None] = _nothing,
+    ) -> None:
+        self.envs = list(envs)
+        self.run_folder = run
+        self.slots = asyncio.Semaphore(max_concurrent)
+        self.on_episode = on_episode
+        self.running = 0
+        """Episodes in flight."""
+        self.metrics = MetricsWriter(run.metrics("eval"))
+
+    def recorded(self, version: int) -> bool:
+        """Whether an evaluation of this version was finished, by an earlier process maybe."""
+        return any(line["step"] == version for line in read_metrics(self.metrics.path))
+
+    async def evaluate(self, version: int, envs: Sequence[EvalEnv] | None = None) -> dict[str, float]:
+        """Play `envs` (None: all) as policy `version`; record the episodes, log and return one line of metrics."""
+        envs = self.envs if envs is None else envs
+        started = time.perf_counter()
+        results = await asyncio.gather(*(self._play(env) for env in envs))
+        metrics = {"eval/seconds": time.perf_counter() - started}
+        records = []
+        for env, tasks in zip(envs, results, strict=True):
+            summary = summarize(tasks, env.source)
+            metrics |= {f"eval/{env.name}/{name}": value for name, value in summary.items()}
+            finished = [each for attempts in tasks for each in attempts]
+            records += [episode_record(each, env=env.name, step=version, outcome="eval") for each in finished]
+        path = self.run_folder.eval_episodes(version)
+        path.unlink(missing_ok=True)
+        await write_records(path, records)
+        self.metrics.log(version, metrics)
+        table = "\n".join(f"  {line}" for line in evaluation_lines(metrics))
+        logger.info("evaluation of v%d, %.0f s:\n%s", version, metrics["eval/seconds"], table)
+        return metrics
+
+    async def _play(self, env: EvalEnv) -> list[list[Finished]]:
+        """The episodes of each task."""
+        attempts = range(env.source.rollouts_per_task)
+        keys = [f"eval/{env.name}/{index}" for index in range(len(env.tasks))]
+        return await asyncio.gather(
+            *(
+                asyncio.gather(*(self._episode(env, task, f"{key}/{number}") for number in attempts))
+                for key, task in zip(keys, env.tasks, strict=True)
+            )
+        )
+
+    async def _episode(self, env: EvalEnv, task: vf.Task, key: str) -> Finished:
+        async with self.slots:
+            self.running += 1
+            try:
+                finished = await env.run(task, key)
+            finally:
+                self.running -= 1
+        self.on_episode(env, finished)
+        return finished
+
+
+class LiveEvaluator(Evaluator):
+    """Evaluations of a run: which versions are due, and for which sources."""
+
+    def __init__(
+        self, envs: Sequence[EvalEnv], config: EvalConfig, run: RunFolder, *, max_steps: int
+    ) -> None:
+        super().__init__(envs, run, max_concurrent=config.max_concurrent)
+        self.config = config
+        self.max_steps = max_steps
+
+    def due(self, version: int) -> list[EvalEnv]:
+        """The sources that this version is to be evaluated on."""
+        if version == 0:
+            return self.envs if self.config.base_model else []
+        if version == self.max_steps and self.config.final:
+            return self.envs
+        return [env for env in self.envs if env.source.interval and version % env.source.interval == 0]
+
+    async def visit(self, version: int) -> None:
+        """Evaluate `version` if it is due and no earlier process did."""
+        if (envs := self.due(version)) and not self.recorded(version):
+            await self.evaluate(version, envs)
