@@ -122,14 +122,14 @@ async def test_a_checkpoint_has_the_episodes_that_are_left_of_a_task() -> None:
     assert work == [(0, 0, [0]), (1, 1, [2]), (2, 2, [0]), (2, 2, [1]), (2, 2, [2])]
     resumed = make_local()
     second = Dispatcher([resumed], Sink(dispatcher.sink.config), lambda: 1, seed=0, max_concurrent=len(work))
-    second.sink.shipped = 1
+    second.sink.buffer.shipped = 1
     second.load_state_dict(state)
     running = asyncio.create_task(second.run())
     await settle()
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert resumed.started == [f"stub-00000{index}/{numbers[0]}" for index, _, numbers in work]
-    assert second.next_index == state["next_index"]
+    assert second.backlog.next_index == state["next_index"]
 
 
 async def test_records_are_in_dispatch_order_and_say_what_became_of_each() -> None:

@@ -14,6 +14,7 @@ from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.heartbeat import heartbeat
 from braidrl.orchestrator.sink import Sink
 from tests.stub_episodes import make_episode, make_failure
 from tests.stub_trainer import orchestrator_config
@@ -137,7 +138,9 @@ async def test_a_group_of_which_all_fail_is_replaced_as_well() -> None:
         await end_all(env)
         batch = await asyncio.wait_for(collecting, 5.0)
         assert [trace.group.index for trace in batch.traces] == [0, 0, 2, 2]
-        assert dispatcher.idle and not dispatcher.queue  # a failure is no reason to try the same task again
+        assert (
+            dispatcher.idle and not dispatcher.backlog.queue
+        )  # a failure is no reason to try the same task again
 
 
 async def test_sources_are_chosen_by_weight_and_by_the_seed_alone() -> None:
@@ -146,7 +149,7 @@ async def test_sources_are_chosen_by_weight_and_by_the_seed_alone() -> None:
     def choices(seed: int) -> list[str]:
         config = orchestrator_config(Path("model"), Path("run"), "url")
         dispatcher = Dispatcher([heavy, light], Sink(config), lambda: 0, seed=seed, max_concurrent=1)
-        return [dispatcher._choose_env(index).name for index in range(2000)]
+        return [dispatcher.backlog.choose_env(index).name for index in range(2000)]
 
     first = choices(0)
     assert first == choices(0)
@@ -209,14 +212,16 @@ async def test_state_keeps_the_work_in_flight_in_order() -> None:
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert resumed.started == [f"stub-00000{group}/{number}" for group in (0, 1) for number in (0, 1)]
-    assert second.next_index == state["next_index"]
+    assert second.backlog.next_index == state["next_index"]
 
 
 async def test_a_heartbeat_says_who_waits_for_what(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", logger="braidrl")
     env = make_env()
     async with open_dispatcher(env) as (dispatcher, _):
-        beating = asyncio.create_task(dispatcher.heartbeat(lambda: "3 model calls", seconds=0.1))
+        beating = asyncio.create_task(
+            heartbeat(lambda: dispatcher.progress, dispatcher.describe, lambda: "3 model calls", seconds=0.1)
+        )
         await asyncio.sleep(0.25)
         assert any(
             "episodes in flight: 4 of stub" in line and "3 model calls" in line for line in caplog.messages

@@ -7,10 +7,11 @@ import pytest
 import verifiers.v1 as vf
 
 from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig, GRPOConfig, RAEConfig
+from braidrl.orchestrator.buffer import Batch
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import TrainEnv
 from braidrl.orchestrator.signal_watch import NoSignalError
-from braidrl.orchestrator.sink import Batch, Sink
+from braidrl.orchestrator.sink import Sink
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
@@ -85,7 +86,7 @@ async def test_a_batch_that_turns_out_without_signal_is_skipped_and_not_for_ever
         return batch
 
     assert not await sink.credit(await next_batch(0))
-    assert sink.shipped == 0
+    assert sink.buffer.shipped == 0
     assert sink.take_metrics()["batches/skipped"] == 1
     with pytest.raises(NoSignalError, match="2 batches' worth"):
         await sink.credit(await next_batch(1))
@@ -153,7 +154,7 @@ async def test_the_dispatcher_ships_what_was_scored() -> None:
         await add(sink, env, index, [reward, reward])
     batch = await dispatcher.collect(1)
     assert credits(batch) == [-0.5, -0.5, 0.5, 0.5]
-    assert sink.shipped == 1
+    assert sink.buffer.shipped == 1
 
 
 async def test_streams_that_do_not_fit_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:

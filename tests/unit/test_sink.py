@@ -9,12 +9,13 @@ import verifiers.v1 as vf
 
 from braidrl.configs.algorithm import EchoConfig
 from braidrl.configs.orchestrator import GatewayConfig, OrchestratorConfig
+from braidrl.orchestrator.buffer import Batch
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.groups import Group
 from braidrl.orchestrator.records import group_records
 from braidrl.orchestrator.signal_watch import NoSignalError
-from braidrl.orchestrator.sink import Batch, Sink
+from braidrl.orchestrator.sink import Sink
 from braidrl.orchestrator.train.algo import make_algorithm
 from tests.stub_episodes import SAMPLED, make_episode, make_failure, observe
 from tests.stub_trainer import orchestrator_config
@@ -76,9 +77,9 @@ async def test_batches_are_in_dispatch_order_and_the_rest_waits() -> None:
     batch = sink.take(1)
     assert batch is not None
     assert credits(batch) == [0.5, -0.5, 0.125, -0.125]
-    assert [trace.group.index for trace in sink.ready] == [2, 2]
+    assert [trace.group.index for trace in sink.buffer.ready] == [2, 2]
     assert sink.take(2) is None
-    assert (sink.shipped, sink.buffered) == (1, 2)
+    assert (sink.buffer.shipped, len(sink.buffer.ready)) == (1, 2)
 
 
 async def test_traces_without_signal_are_replaced_before_they_count() -> None:
@@ -86,7 +87,7 @@ async def test_traces_without_signal_are_replaced_before_they_count() -> None:
     sink, env = Sink(config), make_env(config)
     await add(sink, env, 0, [1.0, 1.0])
     await add(sink, env, 1, [1.0, 0.0])
-    assert sink.buffered == 2
+    assert len(sink.buffer.ready) == 2
     await add(sink, env, 2, [0.0, 1.0])
     batch = sink.take(1)
     assert batch is not None
@@ -111,7 +112,7 @@ async def test_a_missing_reward_excludes_its_trace_and_is_counted(broken: float 
     config = make_config()
     sink, env = Sink(config), make_env(config, group_size=3)
     await add(sink, env, 0, [1.0, broken, 0.0])
-    assert [trace.samples[0].advantages[-1] for trace in sink.ready] == [0.5, -0.5]
+    assert [trace.samples[0].advantages[-1] for trace in sink.buffer.ready] == [0.5, -0.5]
     assert sink.take_metrics()[f"refused/{reason}"] == 1
 
 
@@ -123,7 +124,7 @@ async def test_a_logprob_too_few_or_too_many_drops_its_trace(logprobs: int) -> N
     episodes = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
     odd = make_episode(group.task, 0.5, "0/2", logprobs=logprobs)
     await fill(sink, group, [*episodes, odd])
-    kept = {trace.samples[0].trace_id for trace in sink.ready}
+    kept = {trace.samples[0].trace_id for trace in sink.buffer.ready}
     assert kept == {finished.episode.traces[0].id for finished in episodes}
     assert sink.take_metrics()["refused/misaligned_logprobs"] == 1
 
@@ -134,7 +135,7 @@ async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
     group = open_group(0, env)
     good = [make_episode(group.task, reward, f"0/{reward}") for reward in (1.0, 0.0)]
     await fill(sink, group, [good[0], make_failure(group.task, "0/1"), good[1]])
-    assert [float(trace.samples[0].advantages[-1]) for trace in sink.ready] == [0.5, -0.5]
+    assert [float(trace.samples[0].advantages[-1]) for trace in sink.buffer.ready] == [0.5, -0.5]
     metrics = sink.take_metrics()
     assert (metrics["episodes/done"], metrics["episodes/failed"]) == (3, 1)
     assert sink.ended == [(group, "signal")]
@@ -146,7 +147,7 @@ async def test_a_group_with_too_few_survivors_is_dropped_and_counted(constant: b
     sink, env = Sink(config), make_env(config)
     group = open_group(0, env)
     await fill(sink, group, [make_episode(group.task, 1.0, "0/0"), make_failure(group.task, "0/1")])
-    assert sink.ready == []
+    assert sink.buffer.ready == []
     assert sink.take_metrics()["groups/too_few"] == 1
 
 
@@ -177,7 +178,7 @@ async def test_a_group_of_which_all_fail_is_recorded_and_trains_nothing() -> Non
     records = [(record["braid"]["outcome"], record["errors"]) for record in group_records(sink.ended, 1)]
     assert [outcome for outcome, _ in records] == ["too_few"] * 2 + ["signal"] * 2
     assert [errors[0]["message"] for _, errors in records[:2]] == ["it broke"] * 2
-    assert {trace.group.index for trace in sink.ready} == {1}
+    assert {trace.group.index for trace in sink.buffer.ready} == {1}
     assert (env.yields.episodes, env.yields.traces) == (2, 2)
     metrics = sink.take_metrics()
     assert (metrics["episodes/failed"], metrics["groups/too_few"], metrics["reward/mean"]) == (2, 1, 0.5)
@@ -218,13 +219,13 @@ async def test_staleness_counts_from_the_oldest_token() -> None:
     trace_id = episodes[0].episode.traces[0].id
     episodes[0].spans[trace_id] = [[(0, 1), (1, 1), (2, 1)]]  # two updates during one rollout
     await fill(sink, group, episodes)
-    trace = sink.ready[0]
+    trace = sink.buffer.ready[0]
     assert (trace.oldest, trace.newest) == (0, 2)
     assert (trace.samples[0].version_start, trace.samples[0].version_end) == (0, 2)
     assert trace.staleness(3) == 2
     assert sink.drop_stale(3) == []
     assert sink.drop_stale(4) == []  # its sibling is still young enough, so its task is not lost
-    assert [trace.oldest for trace in sink.ready] == [2]
+    assert [trace.oldest for trace in sink.buffer.ready] == [2]
     assert sink.drop_stale(6) == [group]
     assert sink.take_metrics()["traces/stale"] == 2
 
@@ -234,10 +235,11 @@ async def test_a_used_group_is_not_returned_when_its_rest_gets_stale() -> None:
     sink, env = Sink(config), make_env(config, group_size=4)
     for index in range(2):
         await add(sink, env, index, [1.0, 0.0, 0.5, 0.25])
-    assert sink.take(1) is not None
-    assert sink.buffered == 2
+    batch = sink.take(1)
+    assert batch is not None and await sink.credit(batch)
+    assert len(sink.buffer.ready) == 2
     assert sink.drop_stale(2) == []
-    assert sink.buffered == 0
+    assert len(sink.buffer.ready) == 0
 
 
 @pytest.mark.parametrize(
@@ -248,8 +250,8 @@ def test_room_follows_the_bound_and_ends_with_the_run(
     bound: int, version: int, shipped: int, room: int
 ) -> None:
     sink = Sink(make_config(max_off_policy_steps=bound, max_steps=10))
-    sink.shipped = shipped
-    assert sink.room(version) == room
+    sink.buffer.shipped = shipped
+    assert sink.buffer.room(version) == room
 
 
 async def test_silence_is_loud_and_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:

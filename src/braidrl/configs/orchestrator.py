@@ -8,6 +8,7 @@ from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, mod
 from braidrl.configs import legacy
 from braidrl.configs.algorithm import GRPOConfig
 from braidrl.configs.base import BaseConfig, EnvBlock
+from braidrl.configs.batches import BatchesConfig
 from braidrl.configs.curriculum import CurriculumConfig
 from braidrl.configs.eval import EvalConfig
 from braidrl.configs.inherit import dump_sources, inherit_sources
@@ -94,7 +95,7 @@ class ClientConfig(BaseConfig):
     """Longest wait for the replicas to answer, in seconds."""
 
 
-class OrchestratorConfig(BaseConfig):
+class OrchestratorConfig(BatchesConfig):
     """`braid orchestrator`: episodes in, batches of training samples out."""
 
     model: ModelConfig
@@ -113,16 +114,6 @@ class OrchestratorConfig(BaseConfig):
     """Where inference listens."""
     gateway: GatewayConfig = Field(default_factory=GatewayConfig)
     """What environments call."""
-    batch_size: int = Field(64, ge=1)
-    """Training traces of one optimizer step."""
-    constant_trainer_batch_size: bool = True
-    """True: traces without signal are replaced before they count. False: they leave a smaller batch."""
-    max_off_policy_steps: int = Field(1, ge=0)
-    """Staleness bound: version being trained minus the oldest version that sampled a token. 0 is strictly on-policy."""
-    max_concurrent: int = Field(256, ge=1)
-    """Most episodes in flight."""
-    max_empty_batches: int = Field(10, ge=1)
-    """Batches' worth of consecutive groups without any signal after which the run stops with an explanation."""
     train: TrainConfig = Field(default_factory=TrainConfig)
     """Training environments."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
@@ -155,7 +146,7 @@ class OrchestratorConfig(BaseConfig):
     @model_validator(mode="after")
     def _batch_holds_a_group(self) -> Self:
         for index, source in enumerate(self.train.source):
-            if source.group_size > self.batch_size:
+            if self.batch_size is not None and source.group_size > self.batch_size:
                 raise ValueError(
                     f"train.source[{index}].group_size ({source.group_size}) is larger than batch_size "
                     f"({self.batch_size}); raise batch_size or lower group_size"

@@ -27,6 +27,7 @@ from braidrl.orchestrator.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
 from braidrl.orchestrator.train.heads import Heads
+from braidrl.orchestrator.yields import Yields
 from braidrl.utils.renderer import renderer_options
 
 logger = logging.getLogger(__name__)
@@ -67,29 +68,6 @@ class Finished:
             return None
         errors = [*self.episode.errors, *(error for trace in self.episode.traces for error in trace.errors)]
         return f"{errors[-1].type}: {errors[-1].message}" if errors else "the episode did not complete"
-
-
-@dataclass
-class Yields:
-    """How many training traces an episode makes: one with a single agent, more with several.
-
-    The estimate changes only when a batch is shipped, so that with strictly on-policy training it does not
-    depend on the order in which episodes end.
-    """
-
-    episodes: int = 0
-    traces: int = 0
-    traces_per_episode: float = 1.0
-
-    def observe(self, episodes: int, traces: int) -> None:
-        """Count episodes without error and their eligible traces."""
-        self.episodes += episodes
-        self.traces += traces
-
-    def settle(self) -> None:
-        """Let the estimate follow what was observed."""
-        if self.episodes:
-            self.traces_per_episode = self.traces / self.episodes
 
 
 class SourceEnv:
@@ -220,7 +198,7 @@ class TrainEnv(SourceEnv):
         self.algorithm: Algorithm = make_algorithm(source.algo, gateway)
         seed = derive_seed(config.seed, "curriculum", self.name)
         self.curriculum = Curriculum(source.curriculum, self.env.taskset, seed)
-        self.yields = Yields()
+        self.yields = Yields(tokens_per_trace=config.seq_len)
 
     @property
     def needed(self) -> int:

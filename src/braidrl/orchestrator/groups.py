@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import verifiers.v1 as vf
 
@@ -22,6 +22,8 @@ class Work:
     task: vf.Task
     numbers: Sequence[int]
     """Its episodes."""
+    returns: int = 0
+    """How often it was started before and got too old."""
 
     @classmethod
     def of_task(cls, index: int, env: TrainEnv, task: vf.Task) -> list["Work"]:
@@ -37,6 +39,7 @@ class Work:
             "env": self.env.name,
             "task": self.task.data.idx,
             "numbers": list(self.numbers),
+            "returns": self.returns,
         }
 
 
@@ -50,6 +53,8 @@ class Group:
     task: vf.Task
     numbers: Sequence[int]
     """Its episodes, by their number among all those of the dispatch, in order."""
+    returns: int = 0
+    """How often its work was started before and got too old."""
     finished: dict[int, Finished] = field(default_factory=dict)
     """Episodes that ended, by number."""
     running: dict[int, asyncio.Task] = field(default_factory=dict)
@@ -73,8 +78,13 @@ class Group:
 
     @property
     def work(self) -> Work:
-        """What dispatches it once more."""
-        return Work(self.index, self.env, self.task, self.numbers)
+        """What dispatches it as it is, after a resume."""
+        return Work(self.index, self.env, self.task, self.numbers, self.returns)
+
+    @property
+    def again(self) -> Work:
+        """What dispatches its task once more, under another number."""
+        return Work(None, self.env, self.task, self.numbers, self.returns + 1)
 
     @property
     def size(self) -> int:
@@ -109,6 +119,11 @@ class Group:
         dispatched = [self.versions[number] for number in self.running]
         return min([*sampled, *dispatched], default=None)
 
+    def staleness(self, step: int) -> int:
+        """Version being trained in `step` minus the oldest that sampled, or may sample, a token of it."""
+        oldest = self.oldest()
+        return 0 if oldest is None else step - 1 - oldest
+
 
 @dataclass
 class ReadyTrace:
@@ -125,7 +140,16 @@ class ReadyTrace:
     """Oldest policy version that sampled a token of it; None for a frozen source."""
     newest: int | None
     """Newest one."""
+    tokens: int = 0
+    """Tokens of its samples, prompts included, when it was counted."""
+    weight: float = 0.0
+    """What it counts for against the room of the run, in the unit of batches."""
 
     def staleness(self, step: int) -> int:
         """Version being trained in `step` minus the oldest version that sampled a token."""
         return 0 if self.oldest is None else step - 1 - self.oldest
+
+    def recounted(self) -> Self:
+        """Itself, once it has counted the tokens of its samples."""
+        self.tokens = sum(len(sample.token_ids) for sample in self.samples)
+        return self

@@ -11,14 +11,17 @@ from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.resolve import resolve_environments
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator import checkpoint
+from braidrl.orchestrator.buffer import Batch
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.heartbeat import heartbeat
+from braidrl.orchestrator.ledger import Ledger
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.records import group_records, write_records
 from braidrl.orchestrator.replicas import Replicas
-from braidrl.orchestrator.sink import Batch, Sink
+from braidrl.orchestrator.sink import Sink
 from braidrl.transport.rollouts import BatchWriter
 from braidrl.utils.api_key import bearer, read_api_key
 from braidrl.utils.run_folder import RunFolder
@@ -77,6 +80,7 @@ class House:
         self.gateway = gateway
         self.batches = BatchWriter(self.run_folder)
         self.metrics = MetricsWriter(self.run_folder.metrics("orchestrator"))
+        self.ledger = Ledger(self.run_folder.metrics("groups"))
         self.evaluator = LiveEvaluator(evals, config.eval, self.run_folder, max_steps=config.max_steps)
         self.policy = PolicyWatcher(
             self.run_folder,
@@ -99,10 +103,11 @@ class House:
 
     async def start(self, done: int) -> None:
         """Restore what a resumed run left, and serve its policy."""
-        self.sink.shipped = done
+        self.sink.buffer.shipped = done
         if done:
             checkpoint.load(self.run_folder, done, self.dispatcher)
             self.metrics.truncate_after(done)
+            self.ledger.truncate_after(done)
             self.evaluator.metrics.truncate_after(done)
         await self.policy.start(done)
         for env in self.dispatcher.envs:
@@ -112,7 +117,8 @@ class House:
     async def at_work(self) -> AsyncIterator[None]:
         """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run, and the episodes that
         led there are recorded."""
-        jobs = (self.dispatcher.run(), self.policy.run(), self.dispatcher.heartbeat(self._waits))
+        beat = heartbeat(lambda: self.dispatcher.progress, self.dispatcher.describe, self._waits)
+        jobs = (self.dispatcher.run(), self.policy.run(), beat)
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(job) for job in jobs]
@@ -121,7 +127,7 @@ class House:
                     task.cancel()
         except BaseExceptionGroup as error:
             with suppress(OSError):  # what ended the run matters more
-                await self._record(self.sink.shipped + 1)
+                await self._record(self.sink.buffer.shipped + 1)
             raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
@@ -161,6 +167,8 @@ class House:
 
     async def _record(self, step: int) -> None:
         ended, self.sink.ended = self.sink.ended, []
+        fates, self.sink.fates = self.sink.fates, []
+        self.ledger.write(step, fates)
         await write_records(self.run_folder.train_episodes(step), group_records(ended, step))
 
     def _report(self, batch: Batch, seconds: dict[str, float]) -> None:
@@ -177,7 +185,7 @@ class House:
             "policy/version": self.policy.version,
             "policy/update_seconds": self.policy.update_seconds,
             "queue/in_flight": sum(self.dispatcher.in_flight.values()),
-            "queue/buffered": self.sink.buffered,
+            "queue/buffered": len(self.sink.buffer.ready),
             "gateway/requests": traffic.requests,
             "gateway/retries": traffic.retries,
             "gateway/refused": traffic.refused,

@@ -15,14 +15,16 @@ class NoSignalError(RuntimeError):
 
 
 class SignalWatch:
-    """Counts groups without signal in a row; the run ends after `max_batches * batch_size` episodes."""
+    """Counts groups without signal in a row; the run ends after `max_batches` batches' worth of them, and no fewer
+    groups than that (before the first batch, what a group brings in tokens is only guessed)."""
 
     def __init__(self, batch_size: int, max_batches: int) -> None:
         self.batch_size = batch_size
-        self.limit = batch_size * max_batches
+        self.max_batches = max_batches
         self._clear()
 
     def _clear(self) -> None:
+        self.weight = 0.0
         self.episodes = 0
         self.failures = 0
         self.groups: Counter[str] = Counter()
@@ -34,8 +36,9 @@ class SignalWatch:
         self.failures += 1
         self.errors[error] += 1
 
-    def group(self, size: int, outcome: str, rejecting: Sequence[str] = ()) -> None:
-        """A group of `size` episodes ended as `signal`, `no_signal`, `too_few` or `rejected` (by these gates).
+    def group(self, weight: float, episodes: int, outcome: str, rejecting: Sequence[str] = ()) -> None:
+        """A group of `episodes` ended as `signal`, `no_signal`, `too_few` or `rejected`, by the gates of these names; a
+        batch was to get `weight` of it, in its own unit.
 
         Raises `NoSignalError` with an explanation at the limit.
         """
@@ -43,20 +46,22 @@ class SignalWatch:
             self._clear()
             return
         self.gates.update(rejecting)
-        before = self.episodes // self.batch_size
-        self.episodes += size
+        before = self.weight // self.batch_size
+        self.weight += weight
+        self.episodes += episodes
         self.groups[outcome] += 1
-        if self.episodes >= self.limit:
+        enough = self.groups.total() >= self.max_batches
+        if enough and self.weight >= self.max_batches * self.batch_size:
             raise NoSignalError(
-                f"{self.explain()}. The run stops after {self.limit // self.batch_size} batches' worth of "
-                f"such groups (orchestrator.max_empty_batches)"
+                f"{self.explain()}. The run stops after {self.max_batches} batches' worth of such groups "
+                f"(orchestrator.max_empty_batches)"
             )
-        if self.episodes // self.batch_size > before:
+        if self.weight // self.batch_size > before:
             logger.warning("%s", self.explain())
 
     def explain(self) -> str:
         """What is known about the groups since the last one with signal."""
-        total = sum(self.groups.values())
+        total = self.groups.total()
         parts = [
             f"no signal in {total} groups ({self.episodes} episodes) in a row: "
             f"{self.groups['no_signal'] / total:.0%} had equal rewards, {self.groups['too_few'] / total:.0%} "
