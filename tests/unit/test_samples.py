@@ -3,6 +3,7 @@
 import msgspec
 import numpy as np
 import pytest
+from verifiers.v1.semantic import ParentLink
 
 from braidrl.orchestrator.train.algo.routing import assign_advantages, stamp_action_weights
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
@@ -96,14 +97,18 @@ def test_a_shared_node_moves_on_when_its_first_branch_is_too_long() -> None:
     assert [s.advantages.sum() for s in flat.samples] == [3.0]
 
 
-def test_a_branch_that_verifiers_marks_untrainable_is_left_out() -> None:
-    from verifiers.v1.semantic import ParentLink
-
+def test_a_refused_compaction_is_left_out_and_what_led_to_it_trains() -> None:
     item = trace(roles=[("user", 2), ("assistant", 2)])
     item.nodes += [node("user", 1, 0), node("assistant", 3, 2)]
     item.nodes[3].semantic_parents = [ParentLink(node=1, type="compaction_attempt")]
     assign_advantages(item, 1.0)
-    assert [s.branch for s in flatten_trace(item, seq_len=100).samples] == [0]
+    assert [(s.branch, s.mask.sum()) for s in flatten_trace(item, seq_len=100).samples] == [(0, 2)]
+    item.nodes += [node("user", 1, 1), node("assistant", 4, 4), node("user", 1, 5), node("assistant", 1, 6)]
+    for attempt in (5, 7):  # asked for twice, and never taken up
+        item.nodes[attempt].semantic_parents = [ParentLink(node=1, type="compaction_attempt")]
+    assign_advantages(item, 1.0)
+    (found,) = flatten_trace(item, seq_len=100).samples
+    assert found.mask.tolist() == [False, False, True, True]
 
 
 @pytest.mark.parametrize(

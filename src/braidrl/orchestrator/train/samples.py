@@ -1,4 +1,4 @@
-"""From a trace's message graph to training samples: one per trainable branch."""
+"""From a trace's message graph to training samples: one per trainable branch (`docs/trajectories.md`)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,8 @@ def flatten_trace(
     """Cut an annotated trace into training samples.
 
     A message node that several branches share is context in all of them but trains in the first one only, so
-    that a sampled token counts once however often it is context.
+    that a sampled token counts once however often it is context. A compaction that was refused does not train; what
+    led to it does.
 
     Args:
         trace: annotated by its algorithm (`node.advantages`, `node.reference_logprobs`, `node.loss_weights`).
@@ -62,9 +63,7 @@ def flatten_trace(
         return result
     spans = _version_spans(trace, versions)
     trained: set[int] = set()
-    for branch in trace.branches:
-        if not branch.trainable:
-            continue
+    for branch in _trainable(trace):
         sample = _flatten_branch(branch, trained)
         if sample is None:
             continue
@@ -100,6 +99,27 @@ def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
     if rl.any():
         return msgspec.structs.replace(sample, rl_weights=weights)
     return msgspec.structs.replace(sample, rl_weights=weights, head_ids=None, head_logprobs=None)
+
+
+def _trainable(trace: Trace) -> list[Branch]:
+    """The trainable branches, then what led to a compaction that was refused (verifiers marks its whole branch)."""
+    branches = trace.branches
+    cut = [
+        branch.model_copy(update={"nodes": branch.nodes[:end]})
+        for branch in branches
+        if not branch.trainable and (end := _turns_before_compaction(branch))
+    ]
+    return [branch for branch in branches if branch.trainable] + cut
+
+
+def _turns_before_compaction(branch: Branch) -> int:
+    """How many nodes of a branch end with its last turn that attempts no compaction."""
+    turns = (
+        end
+        for end, node in enumerate(branch.nodes, start=1)
+        if node.sampled and all(link.type != "compaction_attempt" for link in node.semantic_parents)
+    )
+    return max(turns, default=0)
 
 
 def _attach_head(sample: TrainingSample, branch: Branch, heads: Heads, trace_id: str) -> None:
