@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor, tail
+from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.utils.log import tail
 from braidrl.utils.threads import available_cores, environment
 
 

@@ -22,6 +22,8 @@ class EvalSettings(BaseConfig):
     """How rollouts are sampled."""
     timeout: float = Field(600.0, gt=0)
     """Deadline of one episode, generation and scoring together, in seconds."""
+    workers: int = Field(0, ge=0)
+    """Processes that play the episodes, each with its own copy of the environment; 0: the evaluating process does."""
 
 
 class EvalSourceConfig(EvalSettings):

@@ -36,9 +36,12 @@ class TrainSourceConfig(BaseConfig):
     """Which of its tasks come next."""
     timeout: float = Field(600.0, gt=0)
     """Deadline of one episode, generation and scoring together, in seconds."""
+    workers: int = Field(0, ge=0)
+    """Processes that play its episodes, each with its own copy of the environment, for tools or rewards that keep a
+    processor busy; 0: the orchestrator's own process does."""
 
 
-INHERITED = ("algo", "sampling", "group_size", "curriculum", "timeout")
+INHERITED = ("algo", "sampling", "group_size", "curriculum", "timeout", "workers")
 """Keys of `[orchestrator.train]` that each source inherits."""
 
 
@@ -55,6 +58,8 @@ class TrainConfig(BaseConfig):
     """Default curriculum."""
     timeout: float = Field(600.0, gt=0)
     """Default deadline of one episode, in seconds."""
+    workers: int = Field(0, ge=0)
+    """Default number of processes that play a source's episodes."""
     capture_head: int | None = Field(None, ge=1)
     """How many of the policy's most likely tokens to capture at each one that it samples for the rl loss; None: none.
     `braid rl` sets it to what `[trainer.loss]` needs (`score_centering_topk`)."""

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Self
 
-TAIL_LINES = 20
+from braidrl.utils.log import tail
+
 PR_SET_PDEATHSIG = 1
 
 
@@ -91,12 +92,6 @@ class Supervisor:
             child.popen.wait()
             child.stream.close()
         self.children.clear()
-
-
-def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log."""
-    text = log.read_text(errors="replace").splitlines()[-lines:]
-    return "\n".join(f"  | {line}" for line in text) or "  | (nothing)"
 
 
 def _signal_group(child: Child, number: int) -> None:

@@ -6,14 +6,13 @@ import logging
 import time
 import traceback
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
 from verifiers.v1.clients.train import ElasticRendererPool
 from verifiers.v1.configs.client import TrainClientConfig
-from verifiers.v1.env import RunSlot
 from verifiers.v1.episode import EnvInfo
 from verifiers.v1.trace import Error, Trace, TraceTask
 from verifiers.v1.types import Sampling
@@ -23,12 +22,15 @@ from braidrl.configs.environment import resolve_env
 from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
 from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.plays import LocalPlay, OnTrace, Play
 from braidrl.orchestrator.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
 from braidrl.orchestrator.train.heads import Heads
+from braidrl.orchestrator.workers import RemotePlay, Workers
 from braidrl.orchestrator.yields import Yields
 from braidrl.utils.renderer import renderer_options
+from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
@@ -100,12 +102,21 @@ class SourceEnv:
             renderer_model_name=config.model.path,
         )
         self.context = vf.ModelContext(model=model, client=client, sampling=Sampling.model_validate(sampling))
+        self.workers: Workers | None = None
+        """The processes that play its episodes; None: this one does."""
+        if source.workers:
+            self.workers = Workers(self.name, env_config, source.workers, RunFolder(config.output_dir).logs)
+            gateway.sessions.late = True
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[None]:
-        """Hold the environment's shared servers; episodes run inside."""
-        async with self.env.serving():
+        """Hold the environment's shared servers, or its workers, which hold their own; episodes run inside."""
+        async with self.env.serving() if self.workers is None else self.workers.serving():
             yield
+
+    def play(self, task: vf.Task) -> Play:
+        """An episode that is yet to be run."""
+        return LocalPlay(self.env, task) if self.workers is None else RemotePlay(self.workers, task)
 
     async def run(self, task: vf.Task, key: str) -> Finished:
         """Run one episode of `task` under one deadline over generation and scoring.
@@ -113,15 +124,13 @@ class SourceEnv:
         Every failure is data: the episode comes back with its error. Only cancellation is raised, after the
         episode has cleaned up.
         """
-        slot = RunSlot(task)
+        play = self.play(task)
         sessions: list[str] = []
         started = time.perf_counter()
-        running = asyncio.create_task(
-            self.env.run_slot(slot, self.context, on_trace=self._name(key, sessions))
-        )
+        running = asyncio.create_task(play.run(self.context, self._name(key, sessions)))
         try:
             done, _ = await asyncio.wait({running}, timeout=self.source.timeout)
-            episode = await self._conclude(running, slot) if done else await self._expire(running, slot)
+            episode = await self._conclude(running, play) if done else await self._expire(running, play)
             episode.env.name = self.name
         finally:
             await _cancel(running, key)
@@ -131,30 +140,27 @@ class SourceEnv:
         heads: dict[str, Heads] = {trace_id: session.heads for trace_id, session in known.items()}
         return Finished(key, episode, spans, heads, time.perf_counter() - started)
 
-    def _name(self, key: str, sessions: list[str]) -> Callable[[Trace], None]:
-        """A hook that names each trace before its first model call: by agent, and by number among its own."""
+    def _name(self, key: str, sessions: list[str]) -> OnTrace:
+        """A hook that names each trace: by agent, and by number among its own."""
         minted: Counter[str] = Counter()
 
-        def on_trace(trace: Trace) -> None:
-            agent = trace.agent.name
-            trained_at, head_size = (
-                (self.trained_at, self.head_size) if trace.agent.trainable else (None, None)
-            )
-            self.gateway.open_session(trace.id, f"{key}/{agent}/{minted[agent]}", trained_at, head_size)
+        def on_trace(trace_id: str, agent: str, trainable: bool) -> None:
+            trained_at, head_size = (self.trained_at, self.head_size) if trainable else (None, None)
+            self.gateway.open_session(trace_id, f"{key}/{agent}/{minted[agent]}", trained_at, head_size)
             minted[agent] += 1
-            sessions.append(trace.id)
+            sessions.append(trace_id)
 
         return on_trace
 
-    async def _conclude(self, running: "asyncio.Task[vf.Episode]", slot: RunSlot) -> vf.Episode:
+    async def _conclude(self, running: "asyncio.Task[vf.Episode]", play: Play) -> vf.Episode:
         try:
             return running.result()
         except (Exception, asyncio.CancelledError) as error:
             logger.warning("environment %s raised", self.name, exc_info=True)
-            return self._failed(slot, error)
+            return self._failed(play.task, error, play.traces)
 
-    async def _expire(self, running: asyncio.Task, slot: RunSlot) -> vf.Episode:
-        traces = list(slot.traces)
+    async def _expire(self, running: asyncio.Task, play: Play) -> vf.Episode:
+        traces = play.traces
         await _cancel(running, self.name)
         for trace in traces:
             trace.ok = False  # a rollout that is cancelled while it is scored concludes as if all were well
@@ -162,19 +168,18 @@ class SourceEnv:
             f"the episode was not generated and scored within {self.source.timeout:g} s (timeout of source "
             f"{self.name!r})"
         )
-        episode = self._failed(slot, error, traces)
+        episode = self._failed(play.task, error, traces)
         episode.is_timeout = True
         return episode
 
-    def _failed(self, slot: RunSlot, error: BaseException, traces: list[Trace] | None = None) -> vf.Episode:
+    def _failed(self, task: vf.Task, error: BaseException, traces: Sequence[Trace]) -> vf.Episode:
         """The episode that verifiers did not hand out, with what it had got to."""
-        task = slot.task
         text = "".join(traceback.format_exception(error))
         return vf.Episode(
             env=EnvInfo(id=self.env.config.env_id),
             task=TraceTask(type=type(task).__name__, data=task.data, key=task.key, hash=task.hash),
             errors=[Error(type=type(error).__name__, message=str(error), traceback=text)],
-            traces=slot.traces if traces is None else traces,
+            traces=list(traces),
         )
 
 

@@ -22,7 +22,7 @@ from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.candidates import PACKED
 from braidrl.orchestrator.replicas import Replica, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, translate_answer
-from braidrl.orchestrator.sessions import Session, derive_seed
+from braidrl.orchestrator.sessions import Session, Sessions, UnknownTraceError, derive_seed
 from braidrl.utils.retry import RETRIED, Backoff, describe
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Gateway:
         self.seed = seed
         self.context = context
         self.api_key = api_key
-        self.sessions: dict[str, Session] = {}
+        self.sessions = Sessions()
         self.traffic = Traffic()
         self.in_flight = 0
         self.url = ""
@@ -100,7 +100,7 @@ class Gateway:
         self, trace_id: str, key: str, temperature: float | None, head_size: int | None = None
     ) -> None:
         """Name a trace before its first call. See `Session` for what is to be known of it."""
-        self.sessions[trace_id] = Session(key, temperature, head_size)
+        self.sessions.open(trace_id, Session(key, temperature, head_size))
 
     def take_session(self, trace_id: str) -> Session | None:
         """What is known of the session's calls; the gateway forgets it. None where there is none."""
@@ -144,15 +144,15 @@ class Gateway:
 
     async def _call(self, request: web.Request, kind: type[Request], path: str) -> web.Response:
         body = await request.read()
-        started = time.perf_counter()
         self.traffic.requests += 1
-        session = self.sessions.get(request.headers.get(SESSION_HEADER, ""))
         try:
+            session = await self.sessions.find(request.headers.get(SESSION_HEADER))
+            started = time.perf_counter()
             call = Call(self, kind(body), path, session)
             if not self._authorized(request):
                 return error_response(401, "the gateway needs the run's API key")
             call.check()
-        except RequestError as error:
+        except (RequestError, UnknownTraceError) as error:
             self.traffic.refused += 1
             return error_response(400, str(error))
         self.in_flight += 1

@@ -4,6 +4,7 @@ verifiers names a trace by a random id. The run names it by a key that says whic
 attempt it is, so that seeds repeat when the run repeats.
 """
 
+import asyncio
 import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,6 +13,9 @@ from braidrl.orchestrator.train.heads import Head
 
 if TYPE_CHECKING:
     from braidrl.orchestrator.replicas import Replica
+
+NAME_SECONDS = 10.0
+"""Longest wait for the name of a trace that a worker process plays."""
 
 Spans = list[tuple[int, int]]
 """`[(policy version, tokens sampled by it), ...]` over the generated tokens of one model call, in order."""
@@ -44,6 +48,41 @@ class Session:
     def answered(self) -> list[Spans]:
         """Versions of the answered calls, in call order."""
         return [self.spans[call] for call in sorted(self.spans)]
+
+
+class UnknownTraceError(LookupError):
+    """A call of a trace that nobody has named."""
+
+
+class Sessions(dict[str, Session]):
+    """Sessions by trace id."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.late = False
+        """Whether a name may arrive after its trace's first call: worker processes report what they start."""
+        self._awaited: dict[str, asyncio.Event] = {}
+
+    def open(self, trace_id: str, session: Session) -> None:
+        """Name a trace."""
+        self[trace_id] = session
+        if (awaited := self._awaited.pop(trace_id, None)) is not None:
+            awaited.set()
+
+    async def find(self, trace_id: str | None) -> Session | None:
+        """The session of a call; None where it belongs to no trace. Raises `UnknownTraceError` when the name of a
+        worker's trace does not arrive in time."""
+        if trace_id is None or trace_id in self or not self.late:
+            return self.get(trace_id or "")
+        try:
+            async with asyncio.timeout(NAME_SECONDS):
+                await self._awaited.setdefault(trace_id, asyncio.Event()).wait()
+        except TimeoutError:
+            self._awaited.pop(trace_id, None)
+            raise UnknownTraceError(
+                f"no episode under way has a trace {trace_id!r} (waited {NAME_SECONDS:g} s for a worker to report it)"
+            ) from None
+        return self.get(trace_id)
 
 
 def derive_seed(seed: int, *path: str | int) -> int:

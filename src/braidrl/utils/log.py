@@ -2,6 +2,10 @@
 
 import logging
 import sys
+from pathlib import Path
+
+TAIL_LINES = 20
+"""Last lines of a log that an error shows."""
 
 QUIET = (
     "httpx",
@@ -27,3 +31,9 @@ def configure_logging(verbose: bool = False) -> None:
     )
     for name in QUIET:
         logging.getLogger(name).setLevel(logging.WARNING)
+
+
+def tail(log: Path, lines: int = TAIL_LINES) -> str:
+    """The last lines of a log."""
+    text = log.read_text(errors="replace").splitlines()[-lines:]
+    return "\n".join(f"  | {line}" for line in text) or "  | (nothing)"

@@ -1,0 +1,154 @@
+"""Environments in worker processes: the same episodes as in this one; a process that dies or hangs is replaced."""
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidrl.configs.orchestrator import GatewayConfig
+from braidrl.orchestrator import sessions, workers
+from braidrl.orchestrator.envs import Finished, TrainEnv
+from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.workers import WorkerError
+from tests.stub_engine import StubEngine
+from tests.stub_trainer import orchestrator_config, run_stub
+
+pytestmark = pytest.mark.e2e
+
+
+@asynccontextmanager
+async def open_env(
+    model: Path, folder: Path, *behaviours: str, workers: int = 1, **source: Any
+) -> AsyncIterator[TrainEnv]:
+    """A source whose tasks behave like that."""
+    async with StubEngine(model=str(model)) as engine:
+        config = orchestrator_config(model, folder, engine.url)
+        block = {"taskset": {"id": "worker-tasks", "behaviours": behaviours}}
+        changes = {"env": block, "workers": workers, **source}
+        replicas = Replicas([engine.url], live=True)
+        async with (
+            closing(replicas),
+            Gateway(GatewayConfig(), {str(model): replicas}, seed=0, context=256) as gateway,
+        ):
+            env = TrainEnv(config.train.source[0].model_copy(update=changes), config, gateway)
+            async with env.serving():
+                yield env
+
+
+@asynccontextmanager
+async def closing(replicas: Replicas) -> AsyncIterator[None]:
+    await replicas.connect(5.0)
+    try:
+        yield
+    finally:
+        await replicas.close()
+
+
+async def play(env: TrainEnv, *indexes: int) -> list[Finished]:
+    """Episodes of these tasks, all at once."""
+    tasks = [env.curriculum.task_at(index) for index in indexes]
+    return await asyncio.gather(*(env.run(task, f"stub/{index}") for index, task in zip(indexes, tasks)))
+
+
+async def test_workers_play_what_this_process_would(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Tokens, seeds and versions are those of an episode in this process; the load is spread."""
+    async with open_env(tiny_model_dir, tmp_path, *["pid"] * 4, workers=2) as env:
+        remote = await play(env, 0, 1, 2, 3)
+        assert env.gateway.sessions == {}
+    async with open_env(tiny_model_dir, tmp_path, *["pid"] * 4, workers=0) as env:
+        local = await play(env, 0, 1, 2, 3)
+    for mine, theirs in zip(remote, local, strict=True):
+        (trace,), (wanted,) = mine.episode.traces, theirs.episode.traces
+        assert mine.error is None and mine.episode.env.name == "stub"
+        assert [node.token_ids for node in trace.nodes] == [node.token_ids for node in wanted.nodes]
+        assert [node.logprobs for node in trace.nodes] == [node.logprobs for node in wanted.nodes]
+        assert mine.versions(trace.id) == theirs.versions(wanted.id) == [0] * sum(trace.nodes[-1].mask)
+        assert mine.episode.task.hash == theirs.episode.task.hash
+        assert trace.task.data.behaviour == "pid"
+        assert wanted.reward == os.getpid()
+    assert len({each.episode.traces[0].reward for each in remote} - {os.getpid()}) == 2
+
+
+async def test_a_dead_worker_fails_its_episodes_quickly_and_is_replaced(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    async with open_env(tiny_model_dir, tmp_path, "pid", "dies") as env:
+        (before,) = await play(env, 0)
+        (dead,) = await play(env, 1)
+        (after,) = await play(env, 0)
+        assert env.workers.replaced == 1
+    assert "WorkerError: environment worker stub/0 ended with exit code 7" in dead.error
+    assert "I am about to die" in dead.error
+    assert dead.episode.traces[0].nodes[-1].sampled  # what was sampled is kept for the record
+    assert before.error is after.error is None
+    assert before.episode.traces[0].reward != after.episode.traces[0].reward
+
+
+async def test_a_worker_that_hangs_is_replaced(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reward that keeps the process busy costs its own episode and those beside it, not the source."""
+    monkeypatch.setattr(workers, "STOP_SECONDS", 0.5)
+    async with open_env(tiny_model_dir, tmp_path, "blocks", "pid") as env:
+        await play(env, 1)  # the process has loaded all that it needs
+        env.source = env.source.model_copy(update={"timeout": 2.0})
+        (late,) = await play(env, 0)
+        assert late.episode.is_timeout and "was not generated and scored within 2 s" in late.error
+        async with asyncio.timeout(60.0):
+            while not env.workers.replaced:
+                await asyncio.sleep(0.05)
+            while not env.workers.all[0].ready:
+                await asyncio.sleep(0.05)
+        env.source = env.source.model_copy(update={"timeout": 60.0})
+        (after,) = await play(env, 1)
+    assert after.error is None
+
+
+async def test_an_environment_that_no_worker_can_load(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told before the run starts, with what the process said."""
+    monkeypatch.setattr("sys.path", ["/nowhere"])
+    with pytest.raises(
+        WorkerError, match=r"(?s)environment worker stub/0 ended with exit code 1.*ModuleNotFoundError"
+    ):
+        async with open_env(tiny_model_dir, tmp_path, "pid"):
+            raise AssertionError("it cannot be served")
+
+
+async def test_a_call_of_a_trace_that_nobody_reports_is_refused(
+    tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sessions, "NAME_SECONDS", 0.05)
+    known = sessions.Sessions()
+    assert await known.find("t") is None
+    known.late = True
+    waiting = asyncio.create_task(known.find("soon"))
+    await asyncio.sleep(0)
+    known.open("soon", session := sessions.Session("key"))
+    assert await waiting is session and await known.find(None) is None
+    with pytest.raises(sessions.UnknownTraceError, match="no episode under way has a trace 'never'"):
+        await known.find("never")
+
+
+async def test_a_run_with_workers_trains_what_a_run_without_does(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    """Two strictly on-policy steps: the same tokens, advantages and order."""
+    alone, _ = await run_stub(tiny_model_dir, tmp_path / "alone")
+    train = orchestrator_config(tiny_model_dir, tmp_path, "http://nowhere").train.model_dump(
+        exclude_unset=True
+    )
+    apart, _ = await run_stub(tiny_model_dir, tmp_path / "apart", train=train | {"workers": 2})
+    for mine, theirs in zip(apart, alone, strict=True):
+        assert [sample.token_ids.tolist() for sample in mine.samples] == [
+            sample.token_ids.tolist() for sample in theirs.samples
+        ]
+        assert [sample.advantages.tolist() for sample in mine.samples] == [
+            sample.advantages.tolist() for sample in theirs.samples
+        ]
