@@ -9,6 +9,8 @@ COMMANDS = {
     "quickstart": "Make a tiny model and watch it learn: warm-up, reinforcement learning, before and after",
     "rl": "Reinforcement learning: inference, orchestrator and trainer, launched and supervised",
     "sft": "Supervised fine-tuning on demonstrations",
+    "eval": "Evaluate a model, a checkpoint or an endpoint: reward, pass@k",
+    "export": "Write any policy of a run as an ordinary Hugging Face folder",
     "inference": "Serve a model (one of the three processes of `braid rl`)",
     "orchestrator": "Run environments and ship batches (one of the three processes)",
     "trainer": "Take optimizer steps (one of the three processes)",

@@ -14,11 +14,13 @@ from safetensors.torch import load_file
 from torch import nn
 
 from braidrl.configs.optim import OptimConfig
-from braidrl.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from braidrl.configs.trainer import CheckpointConfig
+from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.optim import make_optimizer
 from braidrl.trainer.parallel import Parallel
 from braidrl.transport.weights import publish_weights
 from braidrl.utils.publish import publish_bytes
+from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder
 
 ALONE = Parallel(0, 1, torch.device("cpu"))
@@ -73,25 +75,6 @@ def test_the_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "nothing", *make(), ALONE)
 
 
-def complete(run: RunFolder, step: int) -> None:
-    run.trainer_checkpoint(step).mkdir(parents=True)
-    publish_bytes(run.orchestrator_checkpoint(step), b"{}")
-
-
-def test_pruning_counts_complete_checkpoints_alone(tmp_path: Path) -> None:
-    run = RunFolder(tmp_path)
-    complete(run, 1)
-    run.trainer_checkpoint(2).mkdir(parents=True)
-    run.trainer_checkpoint(3).mkdir(parents=True)
-    assert prune_checkpoints(run, keep_last=1) == []
-    complete(run, 4)
-    run.trainer_checkpoint(5).mkdir(parents=True)
-    assert prune_checkpoints(run, keep_last=2) == []
-    assert prune_checkpoints(run, keep_last=1) == [1, 2, 3]
-    assert run.published("checkpoints") == [4, 5] and run.checkpoints() == [4]
-    assert [path.name for path in (tmp_path / "checkpoints").glob("*.tmp")] == []
-
-
 def fill(step: int, folder: Path) -> None:
     (folder / "model").write_text(f"{step} " * 300_000)
 
@@ -109,7 +92,7 @@ def publish_forever(root: Path, first: int) -> None:
         save_checkpoint(run.trainer_checkpoint(step), model, optimizer, step, ALONE)
         publish_bytes(run.orchestrator_checkpoint(step), str(step).encode() * 1000)
         publish_weights(run, step, partial(fill, step))
-        prune_checkpoints(run, keep_last=2)
+        prune_checkpoints(run, CheckpointConfig(keep_last=2))
         step += 1
 
 

@@ -19,9 +19,11 @@ from torch.distributed.tensor import DTensor
 
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
+from braidrl.trainer.export import export_model
 from braidrl.trainer.parallel import Parallel, data_parallel
 from braidrl.trainer.step import Learner, NonFiniteError
 from braidrl.transport.types import TrainingSample
+from braidrl.utils.model_source import ModelSource
 from braidrl.utils.run_folder import RunFolder
 from tests.unit.trainer_batches import make_batch, make_sample, trainer_config
 
@@ -188,6 +190,20 @@ def test_one_process_resumes_what_two_began(folders: dict[int, Path], tiny_model
     expected = load_file(run.trainer_checkpoint(2) / "model.safetensors")
     for name, parameter in learner.model.named_parameters():
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_their_checkpoint_exports_as_the_published_weights(
+    folders: dict[int, Path], tiny_model_dir, tmp_path, count: int
+) -> None:
+    run = RunFolder(folders[count] / "mixed")
+    source = ModelSource(None, run.trainer_checkpoint(2), None)
+    assert export_model(source, tmp_path / "out", base=str(tiny_model_dir)) == "float32"
+    expected, exported = (
+        load_file(path / "model.safetensors") for path in (run.weights(2), tmp_path / "out")
+    )
+    assert exported.keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in exported.items())
 
 
 def test_bfloat16_shards_compute_what_one_process_computes(folders, tiny_model_dir, tmp_path) -> None:

@@ -19,6 +19,11 @@ class ModelConfig(BaseConfig):
     """Allow the model folder to run its own Python code."""
 
 
+def one_or_several(value: Any) -> Any:
+    """A list may be written as its only element."""
+    return [value] if isinstance(value, str) else value
+
+
 class FrozenModelConfig(BaseConfig):
     """A frozen model behind an OpenAI-compatible endpoint that somebody else runs."""
 
@@ -29,10 +34,7 @@ class FrozenModelConfig(BaseConfig):
     api_key_var: str | None = None
     """Environment variable that holds the endpoint's API key; None: no key."""
 
-    @field_validator("base_url", mode="before")
-    @classmethod
-    def _one_or_several(cls, value: Any) -> Any:
-        return [value] if isinstance(value, str) else value
+    _one_or_several = field_validator("base_url", mode="before")(one_or_several)
 
 
 class RendererConfig(BaseConfig):
@@ -122,3 +124,7 @@ class EvalSamplingConfig(BaseConfig):
     """Least probability kept, relative to the most likely token's."""
     max_tokens: int = Field(1024, ge=1)
     """Most tokens that one model call may produce."""
+
+    def unusual(self) -> dict[str, Any]:
+        """The keys that change something: what to send to a server that may not know all of them."""
+        return {key: value for key, value in self.model_dump().items() if value not in UNBENT.get(key, ())}

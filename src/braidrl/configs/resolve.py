@@ -14,11 +14,12 @@ def resolve_environments(config: OrchestratorConfig, prefix: str = "") -> None:
 
     `prefix` leads the paths in errors (`orchestrator.` in a run's config). Imports verifiers. Raises `ConfigError`.
     """
-    _resolve(config.train.source, f"{prefix}train.source")
-    _resolve(config.eval.source, f"{prefix}eval.source")
+    resolve_sources(config.train.source, f"{prefix}train.source")
+    resolve_sources(config.eval.source, f"{prefix}eval.source")
 
 
-def _resolve(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: str) -> None:
+def resolve_sources(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: str) -> None:
+    """The same for the sources that stand at `path`."""
     taken: dict[str, int] = {}
     for index, source in enumerate(sources):
         env = resolve_env(source.env, f"{path}[{index}].env")

@@ -26,6 +26,23 @@ class CheckpointConfig(BaseConfig):
     """Save every n-th step; None: only the last."""
     keep_last: int | None = Field(None, ge=1)
     """Keep this many complete checkpoints; None keeps all."""
+    keep_every: int | None = Field(None, ge=1)
+    """Besides the last ones, keep those whose step is a multiple of this."""
+
+    @model_validator(mode="after")
+    def _keeps_what_is_saved(self) -> Self:
+        if self.keep_every is None:
+            return self
+        if self.keep_last is None:
+            raise ValueError(
+                f"keep_every = {self.keep_every} changes nothing while every checkpoint is kept; set keep_last as well"
+            )
+        if self.interval is None or self.keep_every % self.interval:
+            raise ValueError(
+                f"keep_every = {self.keep_every} is no multiple of interval ({self.interval}), so that the steps "
+                "that it keeps would not be saved; make it one"
+            )
+        return self
 
 
 class TrainerConfig(BaseConfig):

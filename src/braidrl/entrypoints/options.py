@@ -1,14 +1,19 @@
 """Flags of a command that are not configuration."""
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from braidrl.configs.errors import ConfigError
 
 RUN_FLAGS = """\
   --dry-run   print the resolved config and start nothing
-  --resume    continue the run in output_dir from its newest complete checkpoint
+  --resume    continue the run in output_dir from its newest complete checkpoint; `--resume PATH` from the
+              checkpoint at PATH (checkpoints/step_N), or from the newest of another run, in an output_dir of its own
   --clean     remove what lies in output_dir first
   --verbose   show debug messages in the logs"""
+
+LATEST = "latest"
+"""What `--resume` says for the newest checkpoint of the run itself, which is also what it means alone."""
 
 
 @dataclass
@@ -19,6 +24,8 @@ class Options:
     """`@ FILE` and dotted flags, for `load_config`."""
     dry_run: bool = False
     resume: bool = False
+    resume_from: Path | None = None
+    """Checkpoint or run folder to continue from; None: the run's own newest checkpoint."""
     clean: bool = False
     verbose: bool = False
     resume_step: int | None = None
@@ -27,13 +34,16 @@ class Options:
 
 def parse_options(args: list[str]) -> Options:
     """Split a command line. Raises `ConfigError` for flags that exclude each other."""
-    options = Options()
-    rest = iter(args)
-    for arg in rest:
+    options, rest = Options(), list(args)
+    while rest:
+        arg = rest.pop(0)
         if arg in ("--dry-run", "--resume", "--clean", "--verbose"):
             setattr(options, arg[2:].replace("-", "_"), True)
+            if arg == "--resume" and rest and not rest[0].startswith(("-", "@")):
+                options.resume_from = None if rest[0] == LATEST else Path(rest[0])
+                rest.pop(0)
         elif arg == "--resume-step":
-            options.resume_step = _step(next(rest, ""))
+            options.resume_step = _step(rest.pop(0) if rest else "")
         else:
             options.config_args.append(arg)
     if options.resume and options.clean:

@@ -1,18 +1,18 @@
 """`braid rl @ FILE`: the whole run. Starts inference, orchestrator and trainer, shows progress, stops them together."""
 
-import shutil
 import socket
 import sys
 import time
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
 from braidrl.configs.load import load_config, to_toml
 from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.entrypoints.options import RUN_FLAGS, Options, parse_options
+from braidrl.entrypoints.resume import open_run_folder
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
-from braidrl.monitors.metrics import MetricsWriter
+from braidrl.transport.weights import forget_weights_before
 from braidrl.utils.functions import check_functions
+from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
 
@@ -76,33 +76,10 @@ def launch(config: RLConfig, options: Options) -> int:
             file=sys.stderr,
         )
         return 1
+    prune_checkpoints(run, config.checkpoint)
+    forget_weights_before(run, config.max_steps, keep=run.published("checkpoints"))
     print(f"done: {config.max_steps} steps; the trained model lies in {run.weights(config.max_steps)}")
     return 0
-
-
-def open_run_folder(run: RunFolder, options: Options) -> int:
-    """Make the run folder ready and return the step to continue after (0: from the start).
-
-    Raises `ConfigError` where a run would be overwritten.
-    """
-    if options.clean:
-        shutil.rmtree(run.root, ignore_errors=True)
-    occupied = run.root.is_dir() and any(run.root.iterdir())
-    if occupied and not options.resume:
-        raise ConfigError(
-            "output_dir",
-            f"{run.root} holds a run already; continue it with --resume, remove it with --clean, or set another "
-            "output_dir",
-        )
-    if options.resume and not occupied:
-        raise ConfigError("--resume", f"there is no run in {run.root}; leave --resume away to start one")
-    step = max(run.checkpoints(), default=0)
-    run.forget_after(step)
-    for process in ("trainer", "orchestrator", "eval"):
-        # the processes do so too, but progress is read from these files before they are up
-        MetricsWriter(run.metrics(process)).truncate_after(step)
-    run.root.mkdir(parents=True, exist_ok=True)
-    return step
 
 
 def write_configs(config: RLConfig, run: RunFolder) -> None:

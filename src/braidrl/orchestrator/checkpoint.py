@@ -1,5 +1,6 @@
 """The orchestrator's half of a checkpoint: everything that decides what is dispatched next."""
 
+import logging
 from typing import Any
 
 import msgspec
@@ -9,6 +10,8 @@ from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import TrainEnv
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
+
+logger = logging.getLogger(__name__)
 
 
 def due(config: CheckpointConfig, step: int, max_steps: int) -> bool:
@@ -49,6 +52,13 @@ def load(run: RunFolder, step: int, dispatcher: Dispatcher) -> None:
         raise ValueError(
             f"{path} belongs to the training sources {sorted(state['envs'])}, the config has "
             f"{sorted(names)}; resume with the sources that the run was started with"
+        )
+    if state["seed"] != dispatcher.seed:
+        logger.warning(
+            "the run was started with seed %d and goes on with seed %d: what it dispatches next is not what the "
+            "undisturbed run would have",
+            state["seed"],
+            dispatcher.seed,
         )
     for env in dispatcher.envs:
         _load_env_state(env, state["envs"][env.name])

@@ -216,15 +216,31 @@ class EvalEnv(SourceEnv):
 
     source: EvalSourceConfig
 
-    def __init__(self, source: EvalSourceConfig, config: OrchestratorConfig, gateway: Gateway) -> None:
-        sampling = source.sampling.model_dump()
-        super().__init__(source, config, gateway, model=config.model.path, sampling=sampling, trained_at=None)
+    def __init__(
+        self,
+        source: EvalSourceConfig,
+        config: OrchestratorConfig,
+        gateway: Gateway,
+        model: str | None = None,
+    ) -> None:
+        """`model`: its name behind the gateway; None: that of the policy."""
+        model, sampling = model or config.model.path, source.sampling.model_dump()
+        super().__init__(source, config, gateway, model=model, sampling=sampling, trained_at=None)
+        if not gateway.pools[model].takes_tokens:
+            self.context = self._in_messages()
         taskset = self.env.taskset
         if source.num_tasks is None and not taskset.bounded:
             raise ValueError(f"the taskset of eval source {self.name!r} is infinite; set its num_tasks")
         self.tasks: list[vf.Task] = list(itertools.islice(iter(taskset), source.num_tasks))
         if not self.tasks:
             raise ValueError(f"the taskset of eval source {self.name!r} has no tasks; loosen what it selects")
+
+    def _in_messages(self) -> vf.ModelContext:
+        """The context of agents whose server renders messages itself, so that their traces have no tokens."""
+        with_tokens = self.context.client
+        client = vf.EvalClientConfig(base_url=with_tokens.base_url, api_key_var=with_tokens.api_key_var)
+        sampling = Sampling.model_validate(self.source.sampling.unusual())
+        return vf.ModelContext(model=self.context.model, client=client, sampling=sampling)
 
 
 async def warm_renderer(config: OrchestratorConfig) -> None:

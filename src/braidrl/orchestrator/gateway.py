@@ -20,7 +20,7 @@ from aiohttp import web
 
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.candidates import PACKED
-from braidrl.orchestrator.replicas import Replica, Replicas
+from braidrl.orchestrator.replicas import GENERATE, Replica, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, translate_answer
 from braidrl.orchestrator.sessions import Session, Sessions, UnknownTraceError, derive_seed
 from braidrl.utils.retry import RETRIED, Backoff, describe
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY = 2**30
 """Largest request body in bytes: a guard against exhausting memory, not a limit on contexts."""
-GENERATE = "/inference/v1/generate"
 CHAT = "/v1/chat/completions"
 
 

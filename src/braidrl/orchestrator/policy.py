@@ -7,12 +7,15 @@ from collections.abc import Awaitable, Callable
 
 from braidrl.orchestrator.replicas import Replica, Replicas
 from braidrl.transport.weights import forget_weights_before
+from braidrl.utils.retry import Backoff
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
 """Pause between two looks at the weights folder."""
+START_SECONDS = 600.0
+"""Longest wait for the trainer to publish the version that a run goes on from."""
 
 
 async def _nothing(version: int) -> None:
@@ -58,8 +61,19 @@ class PolicyWatcher:
     async def start(self, version: int) -> None:
         """Give every replica the version that the run starts from. v0 is the model that they loaded."""
         if version > 0:
+            await self._published(version)
             await self._apply(version)
         self.version = version
+
+    async def _published(self, version: int) -> None:
+        """Wait for weights that the trainer may have to write again, from its checkpoint."""
+        backoff = Backoff(START_SECONDS)
+        while version not in self.run_folder.published("weights"):
+            if not await backoff.sleep():
+                raise TimeoutError(
+                    f"waited {START_SECONDS:g} s for the trainer to publish {self.run_folder.weights(version)}, from "
+                    "which the run goes on; look at its log"
+                )
 
     async def run(self) -> None:
         """Watch until cancelled. What goes wrong beyond repair is raised here."""

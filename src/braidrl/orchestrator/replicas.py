@@ -14,6 +14,8 @@ from braidrl.utils.retry import RETRIED, Backoff, describe
 
 logger = logging.getLogger(__name__)
 
+GENERATE = "/inference/v1/generate"
+"""The route that takes and gives token ids."""
 PROBE_TIMEOUT = 10.0
 """Longest wait for the answer to one health check, in seconds."""
 
@@ -50,6 +52,8 @@ class Replicas:
     def __post_init__(self) -> None:
         self.all = [Replica(url.rstrip("/").removesuffix("/v1")) for url in self.urls]
         self.models: list[dict[str, Any]] = []
+        self.takes_tokens = True
+        """Whether they take and give token ids, or messages alone, as chat endpoints do."""
         self.waiting = 0
         self._changed = asyncio.Event()
 
@@ -69,6 +73,7 @@ class Replicas:
         self.http = aiohttp.ClientSession(connector=connector, headers=self.headers, auto_decompress=False)
         await asyncio.gather(*(self.wait_healthy(replica, timeout) for replica in self.all))
         self.models = (await self.get_json(self.all[0], "/v1/models"))["data"]
+        self.takes_tokens = await self._has_route(self.all[0], GENERATE)
         for replica in self.all:
             replica.version = version if self.live else None
             if version == 0 or not self.live:
@@ -80,13 +85,13 @@ class Replicas:
         await self.http.close()
 
     async def wait_healthy(self, replica: Replica, timeout: float) -> None:
-        """Wait for `GET /health` to answer 200."""
+        """Wait for `GET /health` to answer 200; a frozen model's server may be one without that route."""
         backoff, seen = Backoff(timeout), "nothing"
         while True:
             try:
                 limit = aiohttp.ClientTimeout(total=min(PROBE_TIMEOUT, max(0.1, backoff.remaining)))
                 async with self.http.get(f"{replica.url}/health", timeout=limit) as response:
-                    if response.status == 200:
+                    if response.status == 200 or (response.status == 404 and not self.live):
                         return
                     seen = f"status {response.status}"
             except (aiohttp.ClientError, TimeoutError) as error:
@@ -106,6 +111,12 @@ class Replicas:
                     f"{replica.url}{path} answered {response.status}: {body[:300].decode(errors='replace')}"
                 )
             return msgspec.json.decode(body)
+
+    async def _has_route(self, replica: Replica, path: str) -> bool:
+        """Whether the server knows a path at all: a POST route answers a GET with 405, not 404."""
+        limit = aiohttp.ClientTimeout(total=PROBE_TIMEOUT)
+        async with self.http.get(replica.url + path, timeout=limit) as response:
+            return response.status != 404
 
     # -- which one
 

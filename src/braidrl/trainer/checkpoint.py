@@ -20,8 +20,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from braidrl.trainer.parallel import Parallel, gathered, sharded_like
-from braidrl.utils.publish import publish_folder, retract_folder
-from braidrl.utils.run_folder import RunFolder
+from braidrl.utils.publish import publish_folder
 
 MODEL, OPTIMIZER, REFERENCE, RNG, PROGRESS = (
     "model.safetensors",
@@ -105,20 +104,6 @@ def load_weights(path: Path, model: nn.Module) -> None:
         _check_shapes(path, file, parameters)
         for name, parameter in parameters.items():
             parameter.copy_(sharded_like(file.get_tensor(name), parameter))
-
-
-def prune_checkpoints(run: RunFolder, keep_last: int) -> list[int]:
-    """Remove the checkpoints older than the newest `keep_last` complete ones; returns the steps removed.
-
-    A checkpoint whose other half is still to come does not count, so the newest complete one always stays.
-    """
-    complete = run.checkpoints()
-    if len(complete) <= keep_last:
-        return []
-    old = [step for step in run.published("checkpoints") if step < complete[-keep_last]]
-    for step in old:
-        retract_folder(run.checkpoint(step))
-    return old
 
 
 def _gather(tensors: dict[str, torch.Tensor], parallel: Parallel) -> dict[str, torch.Tensor]:

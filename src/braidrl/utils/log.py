@@ -3,6 +3,7 @@
 import logging
 import sys
 from pathlib import Path
+from typing import TextIO
 
 TAIL_LINES = 20
 """Last lines of a log that an error shows."""
@@ -20,10 +21,11 @@ QUIET = (
 )
 
 
-def configure_logging(verbose: bool = False) -> None:
-    """Send log lines to standard output. Libraries speak from WARNING on, Braid from INFO (DEBUG when `verbose`)."""
+def configure_logging(verbose: bool = False, stream: TextIO | None = None) -> None:
+    """Send log lines to `stream` (None: standard output). Libraries speak from WARNING on, Braid from INFO (DEBUG when
+    `verbose`)."""
     logging.basicConfig(
-        stream=sys.stdout,
+        stream=stream or sys.stdout,
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(message)s",
         datefmt="%H:%M:%S",

@@ -5,11 +5,12 @@ import time
 
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.trainer.checkpoint import load_checkpoint, prune_checkpoints, save_checkpoint
+from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.metrics import staleness_metrics, summary
 from braidrl.trainer.parallel import data_parallel
 from braidrl.trainer.step import Learner
 from braidrl.transport.rollouts import BatchReader
+from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,8 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
                     parallel,
                     learner.moving_reference,
                 )
-                if parallel.leads and config.checkpoint.keep_last is not None:
-                    prune_checkpoints(run, config.checkpoint.keep_last)
+                if parallel.leads:
+                    prune_checkpoints(run, config.checkpoint)
         logger.info("trainer has done all %d steps", config.max_steps)
 
 

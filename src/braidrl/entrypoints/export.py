@@ -1,0 +1,44 @@
+"""`braid export SOURCE TARGET`: any policy of a run as an ordinary Hugging Face folder."""
+
+import argparse
+from pathlib import Path
+
+from braidrl.configs.errors import ConfigError
+from braidrl.utils.model_source import find_model
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="braid export", description=__doc__)
+    parser.add_argument(
+        "source", type=Path, help="a run folder, a checkpoint of one, or a Hugging Face folder to convert"
+    )
+    parser.add_argument("target", type=Path, help="new folder: config, safetensors, tokenizer")
+    parser.add_argument("--step", type=int, help="which step of a run folder (default: its newest)")
+    parser.add_argument(
+        "--dtype", choices=DTYPES, help="type of the weights (default: as the run publishes them)"
+    )
+    parser.add_argument(
+        "--base", help="model that config and tokenizer come from (default: what the run was started from)"
+    )
+    parser.add_argument(
+        "--trust-remote-code", action="store_true", help="allow the model folder to run its own Python code"
+    )
+    options = parser.parse_args(args)
+    try:
+        source = find_model(options.source, options.step)
+    except (OSError, ValueError) as error:
+        raise ConfigError("source", str(error)) from None
+    if options.target.exists():
+        raise ConfigError("target", f"{options.target} is there already; name a new folder")
+    from braidrl.trainer.export import export_model
+
+    try:
+        dtype = export_model(source, options.target, options.dtype, options.base, options.trust_remote_code)
+    except OSError as error:
+        raise ConfigError("--base", str(error)) from None
+    except ValueError as error:
+        raise ConfigError("source", str(error)) from None
+    print(f"{options.target}: {source.checkpoint or source.weights} in {dtype}")
+    return 0

@@ -1,0 +1,52 @@
+"""Evaluation without a run: the same evaluator and gateway, over a server that is there."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+
+from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.orchestrator.envs import EvalEnv, Finished, warm_renderer
+from braidrl.orchestrator.eval.evaluator import Evaluator
+from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.replicas import ReplicaError, Replicas
+from braidrl.utils.api_key import bearer, read_api_key
+from braidrl.utils.run_folder import RunFolder
+
+
+@asynccontextmanager
+async def open_evaluation(
+    config: OrchestratorConfig, model: str, on_episode: Callable[[EvalEnv, Finished], None]
+) -> AsyncIterator[Evaluator]:
+    """The evaluator of `config.eval` on the servers at `config.client`, which call the model `model`.
+
+    A server with the route for token ids gets what the run's renderer makes of messages; any other gets the messages.
+    Raises `ReplicaError` where the servers do not answer or have no such model.
+    """
+    key = read_api_key(config.client.api_key_var, "client")
+    replicas = Replicas(config.client.base_url, live=False, headers=bearer(key))
+    async with AsyncExitStack() as stack:
+        stack.push_async_callback(replicas.close)
+        await replicas.connect(config.client.startup_timeout)
+        _check_served(replicas, model)
+        if replicas.takes_tokens:
+            await warm_renderer(config)
+        gateway = Gateway(
+            config.gateway, {model: replicas}, seed=config.seed, context=config.seq_len, api_key=key
+        )
+        await stack.enter_async_context(gateway)
+        envs = [EvalEnv(source, config, gateway, model) for source in config.eval.source]
+        for env in envs:
+            await stack.enter_async_context(env.serving())
+        yield Evaluator(
+            envs,
+            RunFolder(config.output_dir),
+            max_concurrent=config.eval.max_concurrent,
+            on_episode=on_episode,
+        )
+
+
+def _check_served(replicas: Replicas, model: str) -> None:
+    names = [card.get("id") for card in replicas.models]
+    if model not in names:
+        raise ReplicaError(
+            f"{replicas.urls[0]} serves {', '.join(map(repr, names))}, not {model!r}; set client.model to one of them"
+        )
