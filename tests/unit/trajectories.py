@@ -13,16 +13,14 @@ from aiohttp import web
 from story_harness import STORIES, Story
 from verifiers.v1 import Trace
 
-from braidrl.configs.model import RendererConfig
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import Replicas
 from braidrl.orchestrator.train.algo.routing import assign_advantages
 from braidrl.orchestrator.train.samples import flatten_trace
-from braidrl.orchestrator.train.turns import Turn, read_turns
+from braidrl.orchestrator.train.turns import Turn
 from braidrl.transport.types import TrainingSample
-from braidrl.utils.renderer import load_renderer
 from braidrl.utils.tiny_model import byte_tokenizer
 from tests.stub_engine import StubEngine
 from tests.stub_trainer import orchestrator_config
@@ -110,13 +108,16 @@ class Played:
 
     finished: Finished
     calls: list[Call]
-    turns: list[Turn]
     samples: list[TrainingSample]
 
     @property
     def trace(self) -> Trace:
         (trace,) = self.finished.episode.traces
         return trace
+
+    @property
+    def turns(self) -> list[Turn]:
+        return self.finished.turns[self.trace.id]
 
     def check(self, *, untrained: Sequence[int] = ()) -> None:
         """Every sample is, token for token, what one call was sent and produced; every token that was sampled trains
@@ -187,5 +188,4 @@ async def play(
     assign_advantages(trace, 1.0)
     flat = flatten_trace(trace, seq_len=context, versions=finished.versions(trace.id))
     assert not flat.refused
-    turns = read_turns(trace, load_renderer(str(tokenizer), RendererConfig.model_validate(renderer)))
-    return Played(finished, engine.calls, turns, flat.samples)
+    return Played(finished, engine.calls, flat.samples)

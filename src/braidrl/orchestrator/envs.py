@@ -11,7 +11,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import verifiers.v1 as vf
-from verifiers.v1.clients.train import ElasticRendererPool
 from verifiers.v1.configs.client import TrainClientConfig
 from verifiers.v1.episode import EnvInfo
 from verifiers.v1.trace import Error, Trace, TraceTask
@@ -27,9 +26,10 @@ from braidrl.orchestrator.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
 from braidrl.orchestrator.train.heads import Heads
+from braidrl.orchestrator.train.turns import Turn, TurnReader, pool_of
 from braidrl.orchestrator.workers import RemotePlay, Workers
 from braidrl.orchestrator.yields import Yields
-from braidrl.utils.renderer import renderer_options
+from braidrl.utils.renderer import fitting, note_choice, renderer_options
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -51,6 +51,8 @@ class Finished:
     """Captured heads by trace id; nothing where none are captured."""
     seconds: float = 0.0
     """Wall time of generation and scoring."""
+    turns: dict[str, list[Turn]] = field(default_factory=dict)
+    """How the turns of each trainable trace hang together, by trace id; nothing where no one reads them."""
 
     def versions(self, trace_id: str) -> list[int]:
         """Policy version of every token that the trace sampled, call after call; none for a frozen source."""
@@ -204,6 +206,15 @@ class TrainEnv(SourceEnv):
         seed = derive_seed(config.seed, "curriculum", self.name)
         self.curriculum = Curriculum(source.curriculum, self.env.taskset, seed)
         self.yields = Yields(tokens_per_trace=config.seq_len)
+        self._turns = TurnReader(self.name, config.model.path, config.renderer)
+
+    async def run(self, task: vf.Task, key: str) -> Finished:
+        """The same, and how the turns of an episode that went well hang together."""
+        finished = await super().run(task, key)
+        if finished.error is None:
+            traces = (trace for trace in finished.episode.traces if trace.agent.trainable)
+            finished.turns = {trace.id: await self._turns.read(trace) for trace in traces}
+        return finished
 
     @property
     def needed(self) -> int:
@@ -245,9 +256,9 @@ class EvalEnv(SourceEnv):
 
 async def warm_renderer(config: OrchestratorConfig) -> None:
     """Load the renderer that all environments share, so that a wrong one fails before any episode."""
-    multiplex = TrainClientConfig.model_fields["multiplex"].default
-    pool = ElasticRendererPool(config.model.path, renderer_options(config.renderer), multiplex=multiplex)
-    await pool.grow()
+    with fitting(config.model.path, config.renderer):
+        slot = await pool_of(config.model.path, config.renderer).grow()
+    note_choice(slot.renderer, config.model.path, config.renderer)
 
 
 async def _cancel(task: asyncio.Task, name: str) -> None:

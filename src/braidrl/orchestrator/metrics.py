@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from verifiers.v1.trace import Trace
 
 from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.train.samples import Flattened
+from braidrl.orchestrator.train.turns import Turn
 
 ALWAYS = (
     "episodes/done",
@@ -37,6 +39,10 @@ class StepMetrics:
     """Sampled tokens of each eligible trace."""
     seconds: list[float] = field(default_factory=list)
     """Duration of each episode."""
+    samples: list[int] = field(default_factory=list)
+    """Samples of each flattened trace."""
+    continued: list[Turn] = field(default_factory=list)
+    """Turns of eligible traces that continue a conversation."""
 
     def episode(self, env: str, finished: Finished, eligible: Sequence[Trace]) -> None:
         """Count one ended episode."""
@@ -47,6 +53,7 @@ class StepMetrics:
             self.rewards[env].append(trace.reward)
             self.turns.append(trace.num_turns)
             self.tokens.append(sum(sum(node.mask) for node in trace.nodes))
+            self.continued += finished.turns.get(trace.id, ())
             self.counts["traces/eligible"] += 1
             self.counts["traces/truncated"] += trace.is_truncated
             for name, value in trace.metrics.items():
@@ -57,6 +64,11 @@ class StepMetrics:
         """Count one group by what became of it."""
         self.counts["groups/done"] += 1
         self.counts[f"groups/{outcome}"] += 1
+
+    def flattened(self, flat: Flattened) -> None:
+        """Count what became of one trace."""
+        self.samples.append(len(flat.samples))
+        self.refused(flat.refused.elements())
 
     def refused(self, reasons: Iterable[str]) -> None:
         """Count traces and branches that cannot train, by reason."""
@@ -75,6 +87,20 @@ class StepMetrics:
         metrics |= (
             spread("tokens", self.tokens) | spread("turns", self.turns) | spread("seconds", self.seconds)
         )
+        return metrics | self._trajectories()
+
+    def _trajectories(self) -> dict[str, float]:
+        """Samples of a trace; of the turns that continue a conversation, the share that merged with the one before, the
+        share that was rendered anew, and that by reason."""
+        metrics = {"trajectories/samples": statistics.fmean(self.samples)} if self.samples else {}
+        if self.continued:
+            number = len(self.continued)
+            reasons = Counter(turn.fallback for turn in self.continued if turn.fallback)
+            metrics["trajectories/merged"] = _share(sum(turn.merged for turn in self.continued), number)
+            metrics["trajectories/fallback"] = _share(reasons.total(), number)
+            metrics |= {
+                f"trajectories/fallback/{reason}": _share(count, number) for reason, count in reasons.items()
+            }
         return metrics
 
 

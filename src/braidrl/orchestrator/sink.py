@@ -129,7 +129,7 @@ class Sink:
                     heads=None if group.env.head_size is None else finished.heads.get(trace.id, {}),
                 )
                 flat = cut()
-                self.metrics.refused(flat.refused.elements())
+                self.metrics.flattened(flat)
                 if flat.samples:
                     span = (min(versions, default=None), max(versions, default=None))
                     ready.append(ReadyTrace(group, finished.episode, cut, flat.samples, *span).recounted())

@@ -10,7 +10,7 @@ the messages after it, so the renderer is asked again.
 
 import logging
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from renderers import Renderer
@@ -93,34 +93,27 @@ def read_turns(trace: Trace, renderer: Renderer) -> list[Turn]:
     Args:
         renderer: of the kind that rendered the trace.
     """
-    nodes = trace.nodes
-    speakers: list[int | None] = []
-    """The nearest message of the assistant at or above each node."""
-    for node in nodes:
-        above = None if node.parent is None else speakers[node.parent]
-        speakers.append(len(speakers) if node.message.role == "assistant" else above)
-    said = _conversations(nodes)
-    turns = []
-    for index, node in enumerate(nodes):
-        last = None if node.parent is None else speakers[node.parent]
-        if node.sampled and last is not None:
-            turns.append(_read(nodes, index, last, said, renderer))
-    return turns
+    graph = _Graph(trace.nodes)
+    indices = (index for index, node in enumerate(trace.nodes) if node.sampled)
+    turns = (_read(graph, index, renderer) for index in indices)
+    return [turn for turn in turns if turn is not None]
 
 
-def _read(
-    nodes: Sequence[MessageNode], index: int, last: int, said: Sequence[int], renderer: Renderer
-) -> Turn:
-    """The turn at `index`, which follows the assistant's message at `last`."""
-    merged = nodes[last].sampled
-    answer = last if merged else _original(nodes, last, said, before=index)
+def _read(graph: "_Graph", index: int, renderer: Renderer) -> Turn | None:
+    """The turn at a node; None where it starts a conversation."""
+    nodes, own = graph.nodes, graph.path(index)
+    last = max((at for at, step in enumerate(own[:-1]) if graph.speaks(step)), default=None)
+    if last is None:
+        return None
+    merged = nodes[own[last]].sampled
+    answer = own[last] if merged else graph.original(own[last], before=index)
     if answer is None:
-        return Turn(False, "history_changed")
-    path, own = _path(nodes, answer), _path(nodes, index)
+        return Turn(False, "history_changed") if graph.repeats(own) else None
+    path = graph.path(answer)
     tools = nodes[path[0]].tools
     if tools != nodes[own[0]].tools:
         return Turn(False, "tools_changed")
-    tail = [message_to_wire(nodes[step].message) for step in own[own.index(last) + 1 : -1]]
+    tail = [message_to_wire(nodes[step].message) for step in own[last + 1 : -1]]
     if not _continues(tail):
         return Turn(merged, "other_messages")
     prompt, completion = _split([nodes[step] for step in path])
@@ -130,30 +123,50 @@ def _read(
     return Turn(merged, None if merged else "rewound")
 
 
-def _conversations(nodes: Sequence[MessageNode]) -> list[int]:
-    """For each node a name of what was said up to its end, whatever its tokens; nothing where every answer has the
-    tokens that were sampled."""
-    if all(node.sampled for node in nodes if node.message.role == "assistant"):
-        return []
-    said: list[int] = []
-    for node in nodes:
-        above = None if node.parent is None else said[node.parent]
-        said.append(hash((above, message_hash(node.message))))
-    return said
+class _Graph:
+    """The messages of a trace: what was said, and in which tokens."""
 
+    def __init__(self, nodes: Sequence[MessageNode]) -> None:
+        self.nodes = nodes
 
-def _original(nodes: Sequence[MessageNode], copy: int, said: Sequence[int], before: int) -> int | None:
-    """The newest turn before node `before` that gave the answer at `copy` in the same conversation."""
-    turns = (index for index in range(before - 1, -1, -1) if nodes[index].sampled)
-    return next((index for index in turns if said[index] == said[copy]), None)
+    def speaks(self, index: int) -> bool:
+        """Whether a message is the assistant's."""
+        return self.nodes[index].message.role == "assistant"
 
+    def path(self, index: int) -> list[int]:
+        """The indices from the root to a node."""
+        path = [index]
+        while (parent := self.nodes[path[-1]].parent) is not None:
+            path.append(parent)
+        return path[::-1]
 
-def _path(nodes: Sequence[MessageNode], index: int) -> list[int]:
-    """The indices from the root to a node."""
-    path = [index]
-    while (parent := nodes[path[-1]].parent) is not None:
-        path.append(parent)
-    return path[::-1]
+    @cached_property
+    def words(self) -> list[str]:
+        """Names each message, whatever its tokens."""
+        return [message_hash(node.message) for node in self.nodes]
+
+    @cached_property
+    def conversations(self) -> list[int]:
+        """Names all that was said up to the end of each message, whatever its tokens."""
+        said: list[int] = []
+        for node, words in zip(self.nodes, self.words, strict=True):
+            said.append(hash((None if node.parent is None else said[node.parent], words)))
+        return said
+
+    def original(self, copy: int, before: int) -> int | None:
+        """The newest turn before node `before` that gave the answer at `copy` in the same conversation."""
+        said = self.conversations
+        turns = (index for index in range(before - 1, -1, -1) if self.nodes[index].sampled)
+        return next((index for index in turns if said[index] == said[copy]), None)
+
+    def repeats(self, own: Sequence[int]) -> bool:
+        """Whether the prompt of the turn at the end of a path holds an answer that the model gave before, or another
+        one in its place; if not, the answers in it are examples that a conversation starts with."""
+        given = [index for index in range(own[-1]) if self.nodes[index].sampled]
+        words = {self.words[index] for index in given}
+        answered = {self.nodes[index].parent for index in given}
+        answers = [step for step in own[:-1] if self.speaks(step)]
+        return any(self.words[step] in words or self.nodes[step].parent in answered for step in answers)
 
 
 def _split(path: Sequence[MessageNode]) -> tuple[list[int], list[int]]:
