@@ -8,18 +8,7 @@ import verifiers.v1 as vf
 from braidrl.configs.curriculum import CurriculumConfig
 from braidrl.orchestrator.train.curriculum import Curriculum
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
-
-
-class Endless(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
-    """Tasks without end."""
-
-    INFINITE = True
-
-    def load(self) -> Iterator[vf.Task[vf.TaskData]]:
-        number = 0
-        while True:
-            yield vf.Task(vf.TaskData(prompt=f"task {number}"))
-            number += 1
+from tests.unit.groups import Endless
 
 
 class Broken(Endless):
