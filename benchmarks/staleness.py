@@ -1,11 +1,12 @@
 """Every rl loss and protection under an artificial staleness, trained in one run.
 
-usage: python benchmarks/staleness.py WARMUP_DIR [--steps 40] [--lags 0 2 8] [--settings ipo gspo ...]
+usage: python benchmarks/staleness.py WARMUP_DIR [--steps 24] [--lags 0 2 8] [--seeds 0 1 2] [--settings ipo gspo ...]
 
 The policy of `examples/grpo` after its warm-up (outputs/grpo/warmup/weights/step_000300) learns to write words
 backwards: the real engine samples 16 groups of 8, the real trainer takes a step, but step n trains on what version
-n - 1 - lag has sampled. Printed for every setting: the held-out reward of the last policy, the mean ratio
-policy / sampler over all steps and trained tokens, and the share of tokens that the setting has cut off.
+n - 1 - lag has sampled. Printed for every setting, as means over the seeds (which choose tasks and samples): the
+held-out reward of the last policy, and its range; the mean ratio policy / sampler over all steps and trained tokens;
+and the share of tokens (of sequences, for opsm) that the setting has cut off.
 """
 
 import argparse
@@ -63,25 +64,34 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("warmup", type=Path)
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=24)
     parser.add_argument("--lags", type=int, nargs="+", default=[0, 2, 8])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS), choices=list(SETTINGS))
     args = parser.parse_args()
     rows = []
     for name in args.settings:
         for lag in args.lags:
-            with tempfile.TemporaryDirectory() as folder:
-                reward, ratio, cut = Run(args.warmup, Path(folder), name, lag).play(args.steps)
-            rows.append([name, str(lag), f"{reward:.3f}", f"{ratio:.3f}", f"{cut:.3f}", SETTINGS[name][1]])
+            results = []
+            for seed in args.seeds:
+                with tempfile.TemporaryDirectory() as folder:
+                    results.append(Run(args.warmup, Path(folder), name, lag, seed).play(args.steps))
+            rows.append([name, str(lag), *summarize(results), SETTINGS[name][1]])
             print(*rows[-1], sep="  ", flush=True)
-    head = ["setting", "lag", "held-out reward", "mean ratio", "cut off", "metric"]
-    print_table(head, rows)
+    print_table(["setting", "lag", "held-out reward", "range", "mean ratio", "cut off", "metric"], rows)
+
+
+def summarize(results: list[tuple[float, float, float]]) -> list[str]:
+    """Means over seeds, and the range of the reward."""
+    reward, ratio, cut = np.mean(results, 0)
+    lowest, highest = np.min(results, 0)[0], np.max(results, 0)[0]
+    return [f"{reward:.3f}", f"{lowest:.3f}-{highest:.3f}", f"{ratio:.3f}", f"{cut:.3f}"]
 
 
 class Run:
-    """One setting with one lag."""
+    """One setting with one lag and one seed."""
 
-    def __init__(self, warmup: Path, folder: Path, name: str, lag: int) -> None:
+    def __init__(self, warmup: Path, folder: Path, name: str, lag: int, seed: int) -> None:
         options, self.metric = SETTINGS[name]
         model = ModelConfig(path=str(warmup))
         optim = {"lr": 3e-4}
@@ -100,18 +110,18 @@ class Run:
         self.ratios = RatioWatch(self.learner.rl_loss.loss)
         self.learner.rl_loss = dataclasses.replace(self.learner.rl_loss, loss=self.ratios)
         self.engine = TorchEngine(
-            InferenceConfig.model_validate({"model": model, "max_batch_size": 128, **shared})
+            InferenceConfig.model_validate({"model": model, "max_batch_size": 128, "seed": seed, **shared})
         )
         self.renderer = load_renderer(
             str(warmup), RendererConfig.model_validate({"name": "qwen3", "enable_thinking": False})
         )
-        self.run, self.lag, self.warmup = RunFolder(folder), lag, warmup
+        self.run, self.lag, self.seed = RunFolder(folder), lag, seed
 
     def play(self, steps: int) -> tuple[float, float, float]:
         """Train; returns held-out reward, mean ratio, and mean share that was cut off."""
         self.engine.start()
         self.engine.loaded.result(60)
-        tasks = list(load_tasks("train", steps * GROUPS))
+        tasks = list(load_tasks("train", steps * GROUPS, self.seed))
         cut = []
         try:
             for step in range(1, steps + 1):
@@ -120,7 +130,7 @@ class Run:
                 cut.append(self.learner.step(step, batch).get(self.metric, 0.0))
                 self.learner.publish(self.run, step)
             self._serve(steps)
-            replies = self._generate(list(load_tasks("heldout", HELDOUT)))
+            replies = self._generate(list(load_tasks("heldout", HELDOUT, 0)))
             reward = float(np.mean([self._reward(task, request) for task, request in replies]))
         finally:
             self.engine.close()
@@ -206,8 +216,10 @@ class RatioWatch:
         return self.loss(inputs)
 
 
-def load_tasks(split: str, count: int) -> Any:
-    config = ReverseTextConfig.model_validate({"id": "reverse-text", "split": split, "num_tasks": count})
+def load_tasks(split: str, count: int, seed: int) -> Any:
+    config = ReverseTextConfig.model_validate(
+        {"id": "reverse-text", "split": split, "num_tasks": count, "seed": seed}
+    )
     return ReverseTextTaskset(config).load()
 
 
