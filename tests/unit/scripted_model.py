@@ -15,6 +15,9 @@ class ScriptedModel:
     A reply is a text, a list of tool calls `(name, raw arguments)`, or `(HTTP status, error message)`; for
     the training client it is `(text, finish reason)`."""
 
+    takes_tokens = True
+    """Whether it has the route for token ids."""
+
     def __init__(self, *script: Any) -> None:
         self.script = script
         self.requests: list[dict] = []
@@ -24,7 +27,8 @@ class ScriptedModel:
     async def serve(self) -> AsyncIterator[str]:
         app = web.Application()
         app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/inference/v1/generate", self._generate)
+        if self.takes_tokens:
+            app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_get("/v1/models", self._models)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()

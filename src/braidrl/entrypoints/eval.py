@@ -104,12 +104,11 @@ def evaluate(
 
     log = RunFolder(config.output_dir).log("eval")
     log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("a") as stream:
-        configure_logging(verbose, None if verbose else stream)
-        try:
-            metrics, errors = asyncio.run(_guarded(_play(config, target), supervisor))
-        except ReplicaError as error:
-            raise ConfigError("client.base_url", str(error)) from None
+    configure_logging(verbose, None if verbose else log)
+    try:
+        metrics, errors = asyncio.run(_guarded(_play(config, target), supervisor))
+    except ReplicaError as error:
+        raise ConfigError("client.base_url", str(error)) from None
     header, *rows = evaluation_table(metrics)
     print_table(header, rows)
     for text, count in errors.most_common(SHOWN_ERRORS):

@@ -3,7 +3,6 @@
 import logging
 import sys
 from pathlib import Path
-from typing import TextIO
 
 TAIL_LINES = 20
 """Last lines of a log that an error shows."""
@@ -21,11 +20,11 @@ QUIET = (
 )
 
 
-def configure_logging(verbose: bool = False, stream: TextIO | None = None) -> None:
-    """Send log lines to `stream` (None: standard output). Libraries speak from WARNING on, Braid from INFO (DEBUG when
+def configure_logging(verbose: bool = False, file: Path | None = None) -> None:
+    """Send log lines to `file` (None: standard output). Libraries speak from WARNING on, Braid from INFO (DEBUG when
     `verbose`)."""
     logging.basicConfig(
-        stream=stream or sys.stdout,
+        handlers=[logging.StreamHandler(sys.stdout) if file is None else logging.FileHandler(file)],
         level=logging.DEBUG if verbose else logging.INFO,
         format="%(asctime)s %(levelname)-7s %(message)s",
         datefmt="%H:%M:%S",
