@@ -11,6 +11,7 @@ from renderers.base import RENDERER_REGISTRY, _populate_registry
 from renderers.configs import AutoRendererConfig
 from tokenizers import AddedToken
 
+from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.model import RendererConfig
 from braidrl.configs.sft import SFTConfig
@@ -190,3 +191,9 @@ def test_a_class_and_the_name_custom_go_together(block: dict[str, str]) -> None:
 def test_a_tokenizer_of_another_family_is_refused(tiny_model_dir: Path) -> None:
     with pytest.raises(ConfigError, match=r"'glm-5' does not fit the tokenizer of .*set renderer\.name"):
         load_renderer(str(tiny_model_dir), RendererConfig(name="glm-5"))
+
+
+def test_a_run_refuses_it_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = Path(__file__).parents[2] / "examples" / "grpo" / "rl.toml"
+    assert main(["rl", "@", str(recipe), "--orchestrator.renderer.name", "qwen4", "--dry-run"]) == 2
+    assert "orchestrator.renderer.name: there is no renderer 'qwen4'" in capsys.readouterr().err

@@ -12,6 +12,7 @@ from braidrl.entrypoints.resume import open_run_folder
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.transport.weights import forget_weights_before
 from braidrl.utils.functions import check_functions
+from braidrl.utils.renderer import renderer_options
 from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
@@ -33,13 +34,14 @@ def main(args: list[str]) -> int:
 
 
 def resolve(config: RLConfig) -> RLConfig:
-    """Check environment blocks against verifiers, and that the user's functions are there; fill in what the processes
-    need of each other."""
+    """Check environment blocks against verifiers, the renderer against its family, and that the user's functions are
+    there; fill in what the processes need of each other."""
     from braidrl.configs.resolve import resolve_environments
 
     config = config.model_copy(deep=True)
     check_functions(config)
     resolve_environments(config.orchestrator, "orchestrator.")
+    renderer_options(config.orchestrator.renderer, "orchestrator.renderer")
     if "port" not in config.inference.model_fields_set:
         config.inference.port = free_port(config.inference.host)
     if "base_url" not in config.orchestrator.client.model_fields_set:
