@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import COMMANDS
+from braidrl.configs.eval_command import EvalCommandConfig
 from braidrl.configs.inference import InferenceConfig
+from braidrl.configs.inherit import inherit
 from braidrl.configs.load import load_config
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig
@@ -42,7 +44,10 @@ def test_links_and_commands_of_a_document_exist(document: Path) -> None:
 def test_toml_of_a_document_validates(document: Path) -> None:
     for block in re.findall(r"```toml\n(.*?)```", document.read_text(), flags=re.DOTALL):
         data = tomllib.loads(block)
-        RLConfig.model_validate({**BASE, **data})
+        if block.startswith("# eval.toml"):
+            EvalCommandConfig.model_validate(data)
+        else:
+            RLConfig.model_validate(inherit(BASE, data))
 
 
 @pytest.mark.parametrize(

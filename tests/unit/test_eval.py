@@ -188,6 +188,22 @@ async def test_each_source_has_an_interval_of_its_own(tiny_model_dir: Path, tmp_
     assert seen == {2: {"often"}, 3: {"seldom"}, 4: {"often"}, 6: {"often", "seldom"}}
 
 
+async def test_an_evaluation_that_was_cut_off_is_made_up_for(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Training goes on beside an evaluation, so the checkpoint that a run resumes from may be newer than it."""
+    run = RunFolder(tmp_path)
+    settings = {"eval": {"interval": 2, "source": [stub_source("held")]}, "checkpoint": {"interval": 1}}
+    await run_stub(tiny_model_dir, tmp_path, max_steps=3, **settings)
+    whole = read_metrics(run.metrics("eval"))
+    assert [line["step"] for line in whole] == [0, 2, 3]
+    kept = [json.dumps(line) for line in whole if line["step"] == 0]
+    run.metrics("eval").write_text("".join(line + "\n" for line in kept))
+    _, engine = await run_stub(tiny_model_dir, tmp_path, max_steps=4, resume_step=3, **settings)
+    assert [update["version"] for update in engine.updates] == [2, 3, 4]
+    again = read_metrics(run.metrics("eval"))
+    assert [line["step"] for line in again] == [0, 2, 4]
+    assert again[1]["eval/held/reward/mean"] == whole[1]["eval/held/reward/mean"]
+
+
 class CountingEngine(StubEngine):
     """Knows the most generations that it had at once."""
 

@@ -219,6 +219,25 @@ async def test_a_server_without_the_model_says_which_it_has(
     assert "serves 'm', not 'n'; set client.model to one of them" in capsys.readouterr().err
 
 
+async def test_a_taskset_without_tasks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = ScriptedModel("a")
+    model.takes_tokens = False
+    async with model.serve() as url:
+        source = json.dumps([{"env": {"taskset": {"id": "stub-tasks", "num_tasks": 0}}, "name": "none"}])
+        words = [
+            "--client.base_url",
+            url,
+            "--model.path",
+            "m",
+            "--output_dir",
+            str(tmp_path),
+            "--source",
+            source,
+        ]
+        assert await asyncio.to_thread(main, ["eval", *words]) == 2
+    assert "source: the taskset of eval source 'none' has no tasks" in capsys.readouterr().err
+
+
 async def test_a_server_that_is_not_there_has_a_deadline(tmp_path: Path) -> None:
     args = [
         "--client.base_url",

@@ -11,6 +11,7 @@ from braidrl.configs.load import load_config
 from braidrl.configs.orchestrator import ClientConfig, OrchestratorConfig
 from braidrl.entrypoints.rl import free_port
 from braidrl.utils.model_source import ModelSource, find_model
+from braidrl.utils.renderer import renderer_options
 from braidrl.utils.run_folder import RunFolder
 
 FROM_RUN = ("seq_len", "seed", "renderer")
@@ -52,6 +53,7 @@ def resolve(config: EvalCommandConfig) -> tuple[EvalCommandConfig, Target]:
             "nothing to evaluate on: add [[source]] with env.taskset.id, or name a run that has eval sources",
         )
     resolve_sources(config.source, "source")
+    renderer_options(config.renderer)
     return config, target
 
 

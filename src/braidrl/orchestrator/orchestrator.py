@@ -109,6 +109,9 @@ class House:
             self.metrics.truncate_after(done)
             self.ledger.truncate_after(done)
             self.evaluator.metrics.truncate_after(done)
+            if (missed := self.evaluator.missed(done)) is not None:
+                await self.policy.start(missed)
+                await self.evaluator.visit(missed)
         await self.policy.start(done)
         for env in self.dispatcher.envs:
             await env.algorithm.setup()

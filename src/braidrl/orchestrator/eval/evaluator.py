@@ -110,6 +110,15 @@ class LiveEvaluator(Evaluator):
             return self.envs
         return [env for env in self.envs if env.source.interval and version % env.source.interval == 0]
 
+    def missed(self, done: int) -> int | None:
+        """The version before `done` whose evaluation was cut off while training went on, if its weights are there."""
+        due = [
+            version
+            for version in self.run_folder.published("weights")
+            if version < done and self.due(version)
+        ]
+        return due[-1] if due and not self.recorded(due[-1]) else None
+
     async def visit(self, version: int) -> None:
         """Evaluate `version` if it is due and no earlier process did."""
         if (envs := self.due(version)) and not self.recorded(version):

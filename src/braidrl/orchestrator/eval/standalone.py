@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
+from braidrl.configs.errors import ConfigError
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator.envs import EvalEnv, Finished, warm_renderer
 from braidrl.orchestrator.eval.evaluator import Evaluator
@@ -19,7 +20,8 @@ async def open_evaluation(
     """The evaluator of `config.eval` on the servers at `config.client`, which call the model `model`.
 
     A server with the route for token ids gets what the run's renderer makes of messages; any other gets the messages.
-    Raises `ReplicaError` where the servers do not answer or have no such model.
+    Raises `ReplicaError` where the servers do not answer or have no such model, `ConfigError` for tasks or a renderer
+    that cannot be used.
     """
     key = read_api_key(config.client.api_key_var, "client")
     replicas = Replicas(config.client.base_url, live=False, headers=bearer(key))
@@ -33,7 +35,10 @@ async def open_evaluation(
             config.gateway, {model: replicas}, seed=config.seed, context=config.seq_len, api_key=key
         )
         await stack.enter_async_context(gateway)
-        envs = [EvalEnv(source, config, gateway, model) for source in config.eval.source]
+        try:
+            envs = [EvalEnv(source, config, gateway, model) for source in config.eval.source]
+        except ValueError as error:  # a taskset without tasks, or without an end
+            raise ConfigError("source", str(error)) from None
         for env in envs:
             await stack.enter_async_context(env.serving())
         yield Evaluator(
