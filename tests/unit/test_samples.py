@@ -6,7 +6,7 @@ import pytest
 from verifiers.v1.semantic import ParentLink
 
 from braidrl.orchestrator.train.algo.routing import assign_advantages, stamp_action_weights
-from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
+from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace, token_versions
 from braidrl.transport.types import TrainingSample
 from tests.unit.episodes import node, trace
 
@@ -149,6 +149,25 @@ def test_versions_that_do_not_fit_span_the_whole_trace() -> None:
     item = trace(roles=CHAIN)
     (found,) = flatten_trace(item, seq_len=100, versions=[2, 7]).samples
     assert (found.version_start, found.version_end) == (2, 7)
+
+
+def test_versions_find_their_messages_when_agents_work_at_once() -> None:
+    """Two conversations: the one that asked first was answered last, and an answer in between was given up."""
+    item = trace(roles=[("user", 2), ("assistant", 2)])
+    item.nodes += [
+        node("user", 2, None),
+        node("assistant", 3, 2),
+        node("user", 1, 1),
+        node("assistant", 2, 4),
+    ]
+    versions = token_versions(item, [[(1, 2), (2, 1)], [(1, 1), (2, 1)], [(7, 9)], [(3, 2)]])
+    assert versions == [1, 2, 1, 1, 2, 3, 3]
+    assign_advantages(item, 1.0)
+    spans = [
+        (s.version_start, s.version_end) for s in flatten_trace(item, seq_len=9, versions=versions).samples
+    ]
+    assert spans == [(1, 2), (1, 3)]
+    assert token_versions(item, [[(1, 2)], [(4, 5)]]) == [1, 1, 4, 4, 4, 4, 4]
 
 
 def test_a_trace_without_sampled_tokens_gives_no_sample() -> None:

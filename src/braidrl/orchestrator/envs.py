@@ -26,6 +26,7 @@ from braidrl.orchestrator.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
 from braidrl.orchestrator.train.heads import Heads
+from braidrl.orchestrator.train.samples import token_versions
 from braidrl.orchestrator.train.turns import Turn, TurnReader, pool_of
 from braidrl.orchestrator.workers import RemotePlay, Workers
 from braidrl.orchestrator.yields import Yields
@@ -55,9 +56,12 @@ class Finished:
     """How the turns of each trainable trace hang together, by trace id; nothing where no one reads them."""
 
     def versions(self, trace_id: str) -> list[int]:
-        """Policy version of every token that the trace sampled, call after call; none for a frozen source."""
-        spans = itertools.chain.from_iterable(self.spans.get(trace_id, ()))
-        return [version for version, count in spans for _ in range(count)]
+        """Policy version of every token that the trace sampled, in the order of its messages; none for a frozen
+        source."""
+        traces = (trace for trace in self.episode.traces if trace.id == trace_id)
+        return [
+            version for trace in traces for version in token_versions(trace, self.spans.get(trace_id, ()))
+        ]
 
     @property
     def oldest(self) -> int | None:

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import msgspec
 import numpy as np
@@ -81,6 +82,28 @@ def flatten_trace(
         sample.reward = trace.reward
         result.samples.append(sample)
     return result
+
+
+def token_versions(trace: Trace, calls: Iterable[Sequence[tuple[int, int]]]) -> list[int]:
+    """Policy version of every sampled token of a trace, node after node; in call order where the calls do not fit.
+
+    Agents that work at once are answered in another order than they asked, and an answer may have been given up: a
+    message belongs to the first call left that sampled as many tokens.
+
+    Args:
+        calls: `(version, tokens sampled by it)` spans of each answered call, in call order.
+    """
+    left = [[version for version, count in spans for _ in range(count)] for spans in calls]
+    everything = list(chain.from_iterable(left))
+    versions: list[int] = []
+    for node in trace.nodes:
+        if not (count := sum(node.mask)):
+            continue
+        call = next((number for number, call in enumerate(left) if len(call) == count), None)
+        if call is None:
+            return everything
+        versions += left.pop(call)
+    return versions
 
 
 def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
