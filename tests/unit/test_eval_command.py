@@ -133,6 +133,8 @@ def test_a_dry_run_shows_a_config_that_loads_back(run: RunFolder, capsys: pytest
 
 def test_runs_and_evaluations_are_not_overwritten(tmp_path: Path) -> None:
     out = RunFolder(tmp_path / "out")
+    open_output(out, 3, clean=False)
+    publish_bytes(out.configs / "eval.toml", b"")
     MetricsWriter(out.metrics("eval")).log(3, {"reward": 1.0})
     open_output(out, 4, clean=False)
     with pytest.raises(ConfigError, match="holds an evaluation of v3 already; remove it with --clean"):
@@ -140,8 +142,11 @@ def test_runs_and_evaluations_are_not_overwritten(tmp_path: Path) -> None:
     open_output(out, 3, clean=True)
     assert not out.root.exists()
     publish_bytes(out.configs / "rl.toml", b"")
-    with pytest.raises(ConfigError, match="holds a run; give the evaluation a folder of its own"):
-        open_output(out, 3, clean=True)
+    for clean in (False, True):
+        with pytest.raises(
+            ConfigError, match="holds something else; give the evaluation a folder of its own"
+        ):
+            open_output(out, 3, clean=clean)
     assert out.root.exists()
 
 

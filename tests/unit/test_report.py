@@ -7,6 +7,7 @@ from pathlib import Path
 from rich.console import Console
 
 from braidrl.monitors.metrics import MetricsWriter
+from braidrl.report.episodes import EpisodeProgress
 from braidrl.report.plot import save_reward_plot, terminal_plot
 from braidrl.report.progress import Follower, Progress
 from braidrl.report.rewards import conversation, eval_episodes, heldout_rewards, reward, training_curve
@@ -75,6 +76,40 @@ def test_a_resumed_run_shows_only_what_comes_after(tmp_path: Path) -> None:
         log_step(run, step)
     progress.update()
     assert [line.split()[1] for line in output.getvalue().splitlines()] == ["3/4"]
+
+
+def test_evaluations_are_shown_once_and_not_those_of_an_earlier_process(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    metrics = {
+        "eval/held/num": 4.0,
+        "eval/held/errors": 1.0,
+        "eval/held/reward/mean": 0.5,
+        "eval/held/reward/ci95": 0.1,
+    }
+    MetricsWriter(run.metrics("eval")).log(0, metrics)
+    progress, output = plain_progress(run)
+    MetricsWriter(run.metrics("eval")).log(2, metrics | {"eval/held/pass@1": 0.25})
+    progress.update()
+    progress.update()
+    assert output.getvalue() == (
+        "evaluation of v2\n"
+        "  source  reward         pass@1  episodes  errors  truncated  tokens\n"
+        "  held    0.500 ± 0.100  0.250   4         1       -          -\n"
+    )
+
+
+def test_episodes_are_counted_in_ten_lines_or_in_a_bar() -> None:
+    rewards = [1.0, 0.0, None, *[0.5] * 22]
+    plain, drawn = io.StringIO(), io.StringIO()
+    for output, terminal in ((plain, False), (drawn, True)):
+        console = Console(file=output, force_terminal=terminal, width=120, color_system=None)
+        with EpisodeProgress(len(rewards), console) as progress:
+            for reward in rewards:
+                progress.ended(reward)
+    lines = plain.getvalue().splitlines()
+    assert len(lines) == 10 and lines[0] == "episodes 3/25  reward 0.500  1 failed"
+    assert lines[-1] == "episodes 25/25  reward 0.500  1 failed"
+    assert "25/25" in drawn.getvalue() and "reward 0.500  1 failed" in drawn.getvalue()
 
 
 def test_an_unfinished_line_waits(tmp_path: Path) -> None:

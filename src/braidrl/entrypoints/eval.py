@@ -23,6 +23,8 @@ flags of the command itself:
   --clean     remove what lies in output_dir first
   --verbose   show the log as well, with debug messages"""
 
+CONFIG = "eval.toml"
+"""The resolved config, by which an evaluation's folder is known."""
 SHOWN_ERRORS = 3
 """Most kinds of errors that are printed."""
 
@@ -34,6 +36,8 @@ def main(args: list[str]) -> int:
     if "--help" in args or "-h" in args:
         print(f"{FLAGS}\n")
     options = parse_options(args)
+    if options.resume:
+        raise ConfigError("--resume", "an evaluation starts over; to go on with a run use `braid rl`")
     config = load_config(EvalCommandConfig, options.config_args, "braid eval", SHARED_COPIES)
     config, target = resolve(config)
     if options.dry_run:
@@ -47,7 +51,7 @@ def launch(config: EvalCommandConfig, target: Target, options: Options) -> int:
     run = RunFolder(config.output_dir)
     open_output(run, target.version, options.clean)
     run.configs.mkdir(parents=True, exist_ok=True)
-    (run.configs / "eval.toml").write_text(to_toml(config))
+    (run.configs / CONFIG).write_text(to_toml(config))
     target.prepare(config.model.dtype)
     try:
         with Supervisor(config.stop_timeout) as supervisor:
@@ -69,8 +73,11 @@ def open_output(run: RunFolder, version: int, clean: bool) -> None:
     """Make the output folder ready. Raises `ConfigError` where something would be overwritten."""
     from braidrl.monitors.metrics import read_metrics
 
-    if (run.configs / "rl.toml").exists():
-        raise ConfigError("output_dir", f"{run.root} holds a run; give the evaluation a folder of its own")
+    occupied = run.root.is_dir() and any(run.root.iterdir())
+    if occupied and not (run.configs / CONFIG).exists():
+        raise ConfigError(
+            "output_dir", f"{run.root} holds something else; give the evaluation a folder of its own"
+        )
     if clean:
         shutil.rmtree(run.root, ignore_errors=True)
     if any(line["step"] == version for line in read_metrics(run.metrics("eval"))):

@@ -33,12 +33,15 @@ class Target:
     """Checkpoint that must become a folder before it can be served; None: there is nothing to do."""
 
     def prepare(self, dtype: str) -> None:
-        """Write the folder that is served, where there is none."""
+        """Write the folder that is served, where there is none. Raises `ConfigError`."""
         if self.source is None or Path(self.model).exists():
             return
         from braidrl.trainer.export import export_model
 
-        export_model(self.source, Path(self.model), dtype)
+        try:
+            export_model(self.source, Path(self.model), dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError("model.path", str(error)) from None
 
 
 def resolve(config: EvalCommandConfig) -> tuple[EvalCommandConfig, Target]:
