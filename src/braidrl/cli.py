@@ -16,6 +16,8 @@ COMMANDS = {
     "trainer": "Take optimizer steps (one of the three processes)",
     "algorithms": "List every algorithm: what it is, its parameters, where it comes from",
     "losses": "List every rl loss: what it is, its parameters, where it comes from",
+    "samplers": "List every task sampler of curricula: what it is, its parameters, where it comes from",
+    "gates": "List every admission gate of curricula: what it is, its parameters, where it comes from",
     "verify": "Before a long run: gradients do not depend on cuts, sampler and trainer agree",
     "score": "Run an algorithm over recorded episodes, without models; compare two",
     "new-algorithm": "Write a package with an algorithm of your own, to start from",

@@ -1,4 +1,4 @@
-"""The configuration blocks of the documents that Braid comes from: each validates, or says which part is missing."""
+"""The configuration blocks of the documents that Braid comes from: each validates and says what runs."""
 
 import copy
 import logging
@@ -8,21 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from verifiers.v1.utils.loaders import load_environment
 
 from braidrl.cli import main
+from braidrl.configs.environment import resolve_env
 from braidrl.configs.load import to_toml
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.resolve import resolve_environments
 from braidrl.configs.rl import RLConfig
+from braidrl.orchestrator.train.curriculum import AdvRangeGate, Curriculum, DifficultyPoolSampler
+from tests.unit.groups import group_of
 
 CONTINUED = "[orchestrator.train.algo.filter]"
 """Begins the block that goes on where the one before it ends."""
-MISSING = {
-    "[orchestrator.train.source.curriculum.sampler]": ("orchestrator", "train", "source", 0, "curriculum"),
-}
-"""How blocks begin that speak of a part which is not there yet, and where they are refused. A part that is added takes
-its line away."""
 NOT_SHIPPED = {"math": "arithmetic"}
 """Environments of the document that do not come with Braid, and who plays them here."""
 
@@ -41,13 +39,16 @@ def all_blocks(shared_dir: Path) -> list[str]:
     return re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
 
 
-def present_blocks(shared_dir: Path) -> list[dict[str, Any]]:
-    """Those whose parts are all there; the one that continues an algorithm stands on the block before."""
+def blocks_of(shared_dir: Path) -> list[dict[str, Any]]:
+    """All of them, each a run: the one that continues an algorithm stands on the block before, and one that continues a
+    source has that source first."""
     blocks: list[dict[str, Any]] = []
     for source in all_blocks(shared_dir):
-        if not source.startswith(tuple(MISSING)):
-            block = tomllib.loads(source)
-            blocks.append(merge(blocks[-1], block) if source.startswith(CONTINUED) else block)
+        block = tomllib.loads(source)
+        train = block.get("orchestrator", {}).get("train", {})
+        if isinstance(train.get("source"), dict):
+            train["source"] = [{"env": {"taskset": {"id": "reverse-text"}}, **train["source"]}]
+        blocks.append(merge(blocks[-1], block) if source.startswith(CONTINUED) else block)
     return blocks
 
 
@@ -61,30 +62,15 @@ def run_config(block: dict[str, Any]) -> RLConfig:
     return RLConfig.model_validate(merge(minimal, block))
 
 
-def test_every_block_is_accounted_for(shared_dir: Path) -> None:
-    """16 blocks: 15 validate; 1 of a curriculum is refused where it stands, for no other reason."""
-    blocks = all_blocks(shared_dir)
-    missing = [block for block in blocks if block.startswith(tuple(MISSING))]
-    assert (len(blocks), len(missing), len(present_blocks(shared_dir))) == (16, 1, 15)
-    for source in missing:
-        block = tomllib.loads(source)
-        if "orchestrator" in block:
-            train = block["orchestrator"]["train"]
-            train["source"] = [{"env": {"taskset": {"id": "reverse-text"}}, **train["source"]}]
-        place = next(place for start, place in MISSING.items() if source.startswith(start))
-        with pytest.raises(ValidationError) as caught:
-            run_config(block)
-        assert all(fault["loc"][: len(place)] == place for fault in caught.value.errors())
-
-
-def test_every_other_block_validates_and_reloads(shared_dir: Path) -> None:
-    for block in present_blocks(shared_dir):
+def test_every_block_validates_and_reloads(shared_dir: Path) -> None:
+    assert len(blocks_of(shared_dir)) == 16
+    for block in blocks_of(shared_dir):
         config = run_config(block)
         assert RLConfig.model_validate(tomllib.loads(to_toml(config))) == config
 
 
 def test_the_blocks_fit_the_environments_that_they_name(shared_dir: Path) -> None:
-    for block in present_blocks(shared_dir):
+    for block in blocks_of(shared_dir):
         config = run_config(block).orchestrator
         for source in config.train.source:
             named = source.env["taskset"]["id"]
@@ -94,7 +80,7 @@ def test_the_blocks_fit_the_environments_that_they_name(shared_dir: Path) -> Non
 
 
 def test_what_the_blocks_say_is_what_runs(shared_dir: Path) -> None:
-    runs = [run_config(block) for block in present_blocks(shared_dir)]
+    runs = [run_config(block) for block in blocks_of(shared_dir)]
     band, centered, own = (run.trainer.loss for run in runs[5:8])
     assert (band.type, band.ratio_low, band.ratio_high, band.adv_tau) == ("icepop", 0.2, 5.0, 1.0)
     assert (centered.type, centered.score_centering, centered.head_size) == ("icepop", True, 128)
@@ -120,6 +106,7 @@ def test_what_the_blocks_say_is_what_runs(shared_dir: Path) -> None:
             "rae",
             "opsd",
             "grpo",
+            "grpo",
         ),
     ]
     assert algos[0].teacher.base_url == ["http://localhost:8001/v1"]
@@ -138,7 +125,25 @@ def test_what_the_blocks_say_is_what_runs(shared_dir: Path) -> None:
     assert algos[8].episode_agents == ["solver"]
     assert (configs[8].train.source[0].group_size, configs[8].train.source[0].env["n"]) == (4, 4)
     assert (algos[9].decay, algos[10].demo_key) == (0.95, "demonstration")
-    assert configs[11].renderer.name == "auto"
+    curriculum = configs[11].train.source[0].curriculum
+    assert {name: (pool.threshold, pool.weight) for name, pool in curriculum.sampler.pools.items()} == {
+        "hard": (0.25, 0.2),
+        "normal": (0.75, 1.0),
+        "easy": (1.0, 0.2),
+    }
+    gate = curriculum.gates["low_signal"]
+    assert (gate.type, gate.reject_min, gate.reject_max) == ("advantage_range", -0.05, 0.05)
+    assert configs[12].renderer.name == "auto"
+
+
+def test_the_curriculum_of_the_document_is_one(shared_dir: Path) -> None:
+    source = run_config(blocks_of(shared_dir)[14]).orchestrator.train.source[0]
+    curriculum = Curriculum(source.curriculum, load_environment(resolve_env(source.env)).taskset)
+    assert isinstance(curriculum.sampler, DifficultyPoolSampler)
+    assert {name: type(gate) for name, gate in curriculum.gates.items()} == {"low_signal": AdvRangeGate}
+    task = curriculum.next_task()
+    curriculum.observe(group_of(task, [0.25, 0.25]))
+    assert curriculum.metrics()["pools/hard"] == 1
 
 
 def older_blocks(shared_dir: Path) -> list[str]:

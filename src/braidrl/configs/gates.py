@@ -10,6 +10,8 @@ from braidrl.configs.base import BaseConfig
 class BaseGateConfig(BaseConfig):
     """What every admission gate has."""
 
+    paper: ClassVar[str] = ""
+    """Where it comes from: an arXiv number, or a name."""
     gate_class: ClassVar[str] = ""
     """`package.module:Class` of a gate that another package brings (`braidrl.configs.plugins`)."""
 
@@ -35,6 +37,8 @@ class AdvRangeGateConfig(BaseGateConfig):
 
 class OnlineDifficultyGateConfig(BaseGateConfig):
     """Admits a group when its mean reward lies between two bounds, which are excluded."""
+
+    paper: ClassVar[str] = "dynamic sampling (arXiv:2503.14476)"
 
     type: Literal["online_difficulty"] = "online_difficulty"
     above: float | None = 0.0

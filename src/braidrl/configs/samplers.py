@@ -10,6 +10,10 @@ from braidrl.configs.base import BaseConfig
 class BaseSamplerConfig(BaseConfig):
     """What every task sampler has."""
 
+    finite_only: ClassVar[bool] = False
+    """Whether it needs to know all tasks."""
+    paper: ClassVar[str] = ""
+    """Where it comes from: an arXiv number, or a name."""
     sampler_class: ClassVar[str] = ""
     """`package.module:Class` of a sampler that another package brings (`braidrl.configs.plugins`)."""
 
@@ -31,6 +35,8 @@ class PoolConfig(BaseConfig):
 
 class DifficultyPoolSamplerConfig(BaseSamplerConfig):
     """Tasks of a finite taskset at random, weighted by how well they went the last time."""
+
+    finite_only: ClassVar[bool] = True
 
     type: Literal["difficulty_pool"] = "difficulty_pool"
     pools: dict[str, PoolConfig] = Field(min_length=1)

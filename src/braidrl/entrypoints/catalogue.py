@@ -1,4 +1,5 @@
-"""What `braid algorithms` and `braid losses` share: a list of what a `type` may be, and all there is to know of one."""
+"""What `braid algorithms`, `losses`, `samplers` and `gates` share: a list of what a `type` may be, and all there is to
+know of one."""
 
 import argparse
 import inspect

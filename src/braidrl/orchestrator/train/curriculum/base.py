@@ -36,9 +36,17 @@ class TaskSampler(Part, ABC, Generic[SamplerConfigT]):
     Args:
         tasks: what there is to choose from.
         seed: root of its random numbers.
+
+    Raises:
+        ValueError: the taskset is infinite, and the sampler is for finite ones.
     """
 
     def __init__(self, config: SamplerConfigT, tasks: Tasks, seed: int) -> None:
+        if config.finite_only and tasks.all is None:
+            raise ValueError(
+                f"taskset {tasks.name!r} is infinite, and {type(self).__name__} is for finite ones; let it have a "
+                'number of tasks, or use sampler.type = "standard" or "replay"'
+            )
         self.config = config
         self.tasks = tasks
         self.seed = seed

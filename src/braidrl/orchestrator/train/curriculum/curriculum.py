@@ -40,7 +40,7 @@ class Curriculum:
         Raises `RuntimeError` where a gate raises.
         """
         names = [name for name in self.gates if not self._admits(name, group)]
-        self._judged.update(self.gates)
+        self._judged.update(self.gates.keys())
         self._rejected.update(names)
         return names
 

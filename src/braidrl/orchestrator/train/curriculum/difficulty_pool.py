@@ -28,19 +28,11 @@ class DifficultyPoolSampler(TaskSampler[DifficultyPoolSamplerConfig]):
 
     State: the number of choices, and each task's latest mean. Metrics: `tasks` drawn; `pools/NAME` and `unseen`, how
     many tasks are in each pool and in none; `weightless`, choices since the last step for which no task had a weight.
-
-    Raises:
-        ValueError: the taskset is infinite.
     """
 
     def __init__(self, config: DifficultyPoolSamplerConfig, tasks: Tasks, seed: int) -> None:
         super().__init__(config, tasks, seed)
-        if tasks.all is None:
-            raise ValueError(
-                f"taskset {tasks.name!r} is infinite, and difficulty pools are for finite ones; let it have a number "
-                'of tasks, or use sampler.type = "replay"'
-            )
-        self._all = tasks.all
+        self._all = tasks.all or []
         self._places = {number_of(task): place for place, task in enumerate(self._all)}
         self._pools = sorted(config.pools.items(), key=lambda item: item[1].threshold)
         self._thresholds = [pool.threshold for _, pool in self._pools]
