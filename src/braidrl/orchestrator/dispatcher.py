@@ -28,7 +28,7 @@ class Dispatcher:
 
     Args:
         version: the policy version that is served now.
-        max_concurrent: most episodes in flight; may change at any time.
+        max_concurrent: most episodes in flight, until `limit` says otherwise.
     """
 
     def __init__(
@@ -72,6 +72,12 @@ class Dispatcher:
         """Something changed that may let more episodes run: a new version, a batch, an ended episode."""
         self.progress = time.monotonic()
         self._wake.set()
+
+    def limit(self, episodes: int) -> None:
+        """Have no more than so many episodes in flight from now on; those that are go on."""
+        if episodes != self.max_concurrent:
+            self.max_concurrent = episodes
+            self._wake.set()
 
     @property
     def idle(self) -> bool:
@@ -191,6 +197,11 @@ class Dispatcher:
         self.backlog.load_state_dict(state)
 
     # -- what people see
+
+    @property
+    def episodes(self) -> int:
+        """Episodes in flight."""
+        return len(self._tasks)
 
     @property
     def in_flight(self) -> Counter[str]:

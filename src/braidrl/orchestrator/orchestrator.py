@@ -6,13 +6,17 @@ import signal
 import time
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.resolve import resolve_environments
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator import checkpoint
 from braidrl.orchestrator.buffer import Batch
+from braidrl.orchestrator.concurrency import AdaptiveConcurrency, adapt
+from braidrl.orchestrator.connections import connect, policy_key
 from braidrl.orchestrator.dispatcher import Dispatcher
+from braidrl.orchestrator.engine_queue import engine_queue
 from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway import Gateway
@@ -23,7 +27,6 @@ from braidrl.orchestrator.records import group_records, write_records
 from braidrl.orchestrator.replicas import Replicas
 from braidrl.orchestrator.sink import Sink
 from braidrl.transport.rollouts import BatchWriter
-from braidrl.utils.api_key import bearer, read_api_key
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -121,7 +124,9 @@ class House:
         """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run, and the episodes that
         led there are recorded."""
         beat = heartbeat(lambda: self.dispatcher.progress, self.dispatcher.describe, self._waits)
-        jobs = (self.dispatcher.run(), self.policy.run(), beat)
+        jobs = [self.dispatcher.run(), self.policy.run(), beat]
+        if self.config.concurrency == "adaptive":
+            jobs.append(self._adapt())
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(job) for job in jobs]
@@ -164,6 +169,11 @@ class House:
 
     # -- helpers
 
+    async def _adapt(self) -> None:
+        limits = AdaptiveConcurrency(self.config.min_concurrent, self.config.max_concurrent)
+        queue = partial(engine_queue, self.policy.replicas)
+        await adapt(limits, queue, lambda: self.dispatcher.episodes, self.dispatcher.limit)
+
     async def _on_version(self, version: int) -> None:
         self.dispatcher.wake()
         await self.evaluator.visit(version)
@@ -187,7 +197,8 @@ class House:
             "batch/tokens": sum(tokens),
             "policy/version": self.policy.version,
             "policy/update_seconds": self.policy.update_seconds,
-            "queue/in_flight": sum(self.dispatcher.in_flight.values()),
+            "queue/in_flight": self.dispatcher.episodes,
+            "queue/max_concurrent": self.dispatcher.max_concurrent,
             "queue/buffered": len(self.sink.buffer.ready),
             "gateway/requests": traffic.requests,
             "gateway/retries": traffic.retries,
@@ -217,10 +228,10 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
     resolve_environments(config)
     async with AsyncExitStack() as stack:
         warming = asyncio.create_task(warm_renderer(config))  # takes seconds, and so do the replicas
-        pools = await _connect(config, version, stack)
+        pools = await connect(config, version, stack)
         await warming
         gateway = Gateway(
-            config.gateway, pools, seed=config.seed, context=config.seq_len, api_key=_api_key(config)
+            config.gateway, pools, seed=config.seed, context=config.seq_len, api_key=policy_key(config)
         )
         await stack.enter_async_context(gateway)
         train = [TrainEnv(source, config, gateway) for source in config.train.source]
@@ -236,36 +247,6 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
             len(train),
         )
         yield House(config, gateway, pools[config.model.path], train, evals)
-
-
-async def _connect(config: OrchestratorConfig, version: int, stack: AsyncExitStack) -> dict[str, Replicas]:
-    """The replicas of the policy and of every frozen model that a source samples from, by model name."""
-    headers = bearer(_api_key(config))
-    pools = {config.model.path: Replicas(config.client.base_url, live=True, headers=headers)}
-    for source in config.train.source:
-        frozen = source.algo.sampling.source
-        if frozen == "policy":
-            continue
-        if frozen.name == config.model.path:
-            raise ValueError(
-                f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve "
-                f"it under another"
-            )
-        if frozen.name in pools and pools[frozen.name].urls != frozen.base_url:
-            raise ValueError(
-                f"the frozen model of source {source.name!r}, {frozen.name!r}, stands at {frozen.base_url} here and at "
-                f"{pools[frozen.name].urls} elsewhere; serve them under different names"
-            )
-        headers = bearer(read_api_key(frozen.api_key_var, f"the frozen model of source {source.name!r}"))
-        pools[frozen.name] = Replicas(frozen.base_url, live=False, headers=headers)
-    for pool in pools.values():
-        stack.push_async_callback(pool.close)
-        await pool.connect(config.client.startup_timeout, version)
-    return pools
-
-
-def _api_key(config: OrchestratorConfig) -> str | None:
-    return read_api_key(config.client.api_key_var, "orchestrator.client")
 
 
 def first_cause(error: BaseException) -> BaseException:

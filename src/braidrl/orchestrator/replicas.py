@@ -103,6 +103,10 @@ class Replicas:
                 )
 
     async def get_json(self, replica: Replica, path: str) -> Any:
+        return msgspec.json.decode(await self.read(replica, path))
+
+    async def read(self, replica: Replica, path: str) -> bytes:
+        """The body of a GET. Raises `ReplicaError` where the answer is not 200."""
         limit = aiohttp.ClientTimeout(total=PROBE_TIMEOUT)
         async with self.http.get(replica.url + path, timeout=limit) as response:
             body = await response.read()
@@ -110,7 +114,7 @@ class Replicas:
                 raise ReplicaError(
                     f"{replica.url}{path} answered {response.status}: {body[:300].decode(errors='replace')}"
                 )
-            return msgspec.json.decode(body)
+            return body
 
     async def _has_route(self, replica: Replica, path: str) -> bool:
         """Whether the server knows a path at all: a POST route answers a GET with 405, not 404."""

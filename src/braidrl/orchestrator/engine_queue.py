@@ -1,0 +1,33 @@
+"""How many model calls wait inside the inference servers, by their own account."""
+
+import aiohttp
+
+from braidrl.orchestrator.replicas import Replica, ReplicaError, Replicas
+
+WAITING = "braid_requests_waiting"
+"""The gauge of `GET /metrics` that says so."""
+
+
+async def engine_queue(pool: Replicas) -> int | None:
+    """Calls that wait for a slot, over all servers of a model that take requests; None when none of them says."""
+    counts = [await _waiting(pool, replica) for replica in pool.all if replica.state == "open"]
+    known = [count for count in counts if count is not None]
+    return sum(known) if known else None
+
+
+async def _waiting(pool: Replicas, replica: Replica) -> int | None:
+    try:
+        text = (await pool.read(replica, "/metrics")).decode()
+    except (aiohttp.ClientError, TimeoutError, ReplicaError):
+        return None  # whether a server is up is for the calls themselves to find out
+    return gauge(text, WAITING)
+
+
+def gauge(text: str, name: str) -> int | None:
+    """The value of a gauge in Prometheus text, summed over its labels; None without one."""
+    values = [
+        float(line.rsplit(maxsplit=1)[1])
+        for line in text.splitlines()
+        if line.startswith((f"{name} ", f"{name}{{"))
+    ]
+    return int(sum(values)) if values else None
