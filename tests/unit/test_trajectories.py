@@ -1,24 +1,18 @@
 """Trajectories of every shape: the samples are, token for token, what the engine was sent and produced."""
 
-import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 from story_harness import Chat
-from trajectories import END, HEADER, RENDERERS, Played, create_tokenizer, play
+from trajectories import END, HEADER, RENDERERS, call, create_tokenizer, look_around, play, user
 
+from braidrl.configs.algorithm import EchoConfig
+from braidrl.orchestrator.train.algo.echo import EchoAlgorithm
+from braidrl.orchestrator.train.samples import flatten_trace
 from braidrl.orchestrator.train.turns import Turn
 from braidrl.utils.tiny_model import byte_tokenizer
 
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look.",
-        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
-    },
-}
 KEEPING = {"name": "qwen3", "thinking_retention": "all"}
 BRIDGED = Turn(merged=True, fallback=None)
 
@@ -31,27 +25,6 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(params=RENDERERS)
 def renderer(request: pytest.FixtureRequest) -> dict[str, Any]:
     return RENDERERS[request.param]
-
-
-def user(text: str) -> dict[str, Any]:
-    return {"role": "user", "content": text}
-
-
-def results(reply: dict[str, Any], text: str) -> list[dict[str, Any]]:
-    return [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in reply["tool_calls"]]
-
-
-def call(at: str, thought: str = "") -> str:
-    """A turn that looks at something."""
-    said = f"<think>\n{thought}\n</think>\n\n" if thought else ""
-    return f'{said}<tool_call>\n{{"name": "look", "arguments": {{"at": "{at}"}}}}\n</tool_call>{END}'
-
-
-async def look_around(chat: Chat, history: list[dict[str, Any]], turns: int) -> None:
-    """So many turns, each but the last one followed by the result of its tool call."""
-    for turn in range(turns):
-        reply = await chat.ask(history, [TOOL])
-        history += [reply, *(results(reply, f"saw {turn}") if reply.get("tool_calls") else ())]
 
 
 def fallback_of(renderer: dict[str, Any], merged: bool, reason: str) -> Turn:
@@ -133,6 +106,31 @@ async def test_of_five_turns_that_break_at_the_fourth_two_samples_remain(
     assert [turn.merged for turn in played.turns] == [True, True, False, True]
 
 
+async def test_echo_predicts_what_tools_said_and_nothing_else(
+    tokenizer: Path, renderer: dict[str, Any]
+) -> None:
+    """A chat template alone does not say where messages begin once it has stripped thinking before them."""
+
+    async def story(chat: Chat) -> None:
+        history = [user("go")]
+        await look_around(chat, history, 3)
+        history.append(user("again"))
+        await look_around(chat, history, 2)
+
+    replies = [call("a", "a long thought"), call("b"), f"Done.{END}", call("c", "hm"), f"Done again.{END}"]
+    played = await play(tokenizer, renderer, replies, story)
+    await EchoAlgorithm(EchoConfig()).score_episode(played.finished.episode)
+    first, second = flatten_trace(played.trace, seq_len=6000).samples
+    decode = byte_tokenizer().decode
+    if renderer["name"] == "qwen3":
+        assert decode(first.token_ids[first.ce_weights > 0]) == "saw 0saw 1"
+        assert decode(second.token_ids[second.ce_weights > 0]) == "saw 0"
+    else:
+        turn = "\n<|im_start|>user\n<tool_response>\nsaw {}\n</tool_response><|im_end|>\n"
+        assert decode(first.token_ids[first.ce_weights > 0]) == turn.format(0) + turn.format(1)
+        assert second.ce_weights is None
+
+
 async def test_the_tokens_of_samples_grow_linearly_where_turns_extend(tokenizer: Path) -> None:
     """And with the square of the turns where none does."""
 
@@ -189,88 +187,3 @@ async def test_a_full_context_caps_or_ends_the_rollout_and_what_was_sampled_trai
     assert played.trace.ok and played.trace.is_truncated and not whole.trace.is_truncated
     assert len(played.calls) == played.trace.num_turns == turns
     assert played.learnt() == [script[0] + "abcde"[: max(0, room)]]
-
-
-async def test_a_rollback_trains_what_both_continuations_share_once(
-    tokenizer: Path, renderer: dict[str, Any]
-) -> None:
-    async def story(chat: Chat) -> None:
-        start = [user("go"), await chat.ask([user("go")], [TOOL])]
-        await chat.ask([*start, *results(start[1], "a wall")], [TOOL])
-        await chat.ask([*start, *results(start[1], "a door")], [TOOL])  # undone, and looked at again
-        await chat.ask([user("go")], [TOOL])  # all of it undone
-
-    replies = [call("a", "hm"), f"Back.{END}", f"Through.{END}", call("b")]
-    played = await play(tokenizer, renderer, replies, story)
-    played.check()
-    assert played.learnt() == [replies[0] + replies[1], replies[2], replies[3]]
-    assert replies[0] in played.texts()[1] and replies[0] not in played.texts()[2]
-    assert all(turn.merged for turn in played.turns)
-
-
-async def test_two_subagents_have_samples_of_their_own(tokenizer: Path, renderer: dict[str, Any]) -> None:
-    """They run at once, and hand back a word each."""
-
-    async def story(chat: Chat) -> None:
-        history = [user("delegate")]
-        history.append(await chat.ask(history, [TOOL], "main"))
-        await asyncio.gather(*(delegate(chat, name) for name in ("red", "blue")))
-        history += results(history[1], "red and blue are done")
-        await chat.ask(history, [TOOL], "end")
-        for name in ("red", "blue"):
-            chat.link("main", f"{name}-0", "subagent_call")
-            chat.link(f"{name}-1", "end", "subagent_return")
-
-    async def delegate(chat: Chat, name: str) -> None:
-        history = [{"role": "system", "content": f"You are {name}."}, user("work")]
-        history.append(await chat.ask(history, [TOOL], f"{name}-0"))
-        await chat.ask([*history, *results(history[2], "fine")], [TOOL], f"{name}-1")
-
-    main, red, blue = (
-        [call(name, f"{name} thinks"), f"{name} is done.{END}"] for name in ("main", "red", "blue")
-    )
-    script = {"You are red": red, "You are blue": blue, "delegate": main}
-    played = await play(tokenizer, renderer, script, story)
-    played.check()
-    assert sorted(played.learnt()) == sorted("".join(replies) for replies in (main, red, blue))
-    assert [turn.merged for turn in played.turns] == [True] * 3
-    assert not any("red thinks" in text for text in played.texts() if "delegate" in text)
-
-
-async def compact(tokenizer: Path, renderer: dict[str, Any], ending: str) -> Played:
-    """Two turns, a summary that is asked for, and what becomes of it: `accepted`, `refused`, or `failed`."""
-
-    async def story(chat: Chat) -> None:
-        history = [user("go")]
-        await look_around(chat, history, 1)
-        history.append(await chat.ask(history, [TOOL], "last"))
-        asked = user("summarise")
-        summary = await chat.ask([*history, asked], [TOOL], "summary")
-        chat.link("last", "summary", "compaction_attempt")
-        if ending == "accepted":
-            await chat.ask([user(f"so far: {summary['content']}")], [TOOL], "next")
-            chat.link("summary", "next", "compaction")
-        elif ending == "refused":
-            await chat.ask([*history, user("go on")], [TOOL], "next")
-        else:
-            chat.trace.stop("compaction_failed")
-
-    script = [call("a"), f"Seen.{END}", f"Saw it.{END}", f"Next.{END}"]
-    return await play(tokenizer, renderer, script, story)
-
-
-async def test_an_accepted_compaction_trains_its_summary(tokenizer: Path, renderer: dict[str, Any]) -> None:
-    played = await compact(tokenizer, renderer, "accepted")
-    played.check()
-    assert played.learnt() == [f"{call('a')}Seen.{END}Saw it.{END}", f"Next.{END}"]
-    assert "Seen" not in played.texts()[1]
-
-
-@pytest.mark.parametrize("ending", ["refused", "failed"])
-async def test_a_refused_compaction_trains_all_but_its_summary(
-    tokenizer: Path, renderer: dict[str, Any], ending: str
-) -> None:
-    played = await compact(tokenizer, renderer, ending)
-    after = f"Next.{END}" if ending == "refused" else ""
-    assert played.learnt() == [f"{call('a')}Seen.{END}{after}"]
-    played.check(untrained=[2])

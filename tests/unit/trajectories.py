@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import renderers.client
 from aiohttp import web
-from story_harness import STORIES, Story
+from story_harness import STORIES, Chat, Story
 from verifiers.v1 import Trace
 
 from braidrl.configs.orchestrator import GatewayConfig
@@ -47,6 +47,37 @@ TEMPLATE = (
 """A chat template with tools that, as Qwen3's, keeps thinking only after the last user message."""
 
 RENDERERS = {"qwen3": {"name": "qwen3"}, "default": {"name": "default", "tool_parser": "qwen3"}}
+
+
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "look",
+        "description": "Look.",
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}},
+    },
+}
+
+
+def user(text: str) -> dict[str, Any]:
+    return {"role": "user", "content": text}
+
+
+def results(reply: dict[str, Any], text: str) -> list[dict[str, Any]]:
+    return [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in reply["tool_calls"]]
+
+
+def call(at: str, thought: str = "") -> str:
+    """A turn that looks at something."""
+    said = f"<think>\n{thought}\n</think>\n\n" if thought else ""
+    return f'{said}<tool_call>\n{{"name": "look", "arguments": {{"at": "{at}"}}}}\n</tool_call>{END}'
+
+
+async def look_around(chat: Chat, history: list[dict[str, Any]], turns: int) -> None:
+    """So many turns, each but the last one followed by the result of its tool call."""
+    for turn in range(turns):
+        reply = await chat.ask(history, [TOOL])
+        history += [reply, *(results(reply, f"saw {turn}") if reply.get("tool_calls") else ())]
 
 
 def create_tokenizer(path: Path, template: str = TEMPLATE) -> Path:

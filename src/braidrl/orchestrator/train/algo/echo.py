@@ -23,7 +23,8 @@ class EchoAlgorithm(GroupRelativeAlgorithm[EchoConfig]):
 
     l_t = -alpha_role(t) log pi(y_t) for the tokens of unsampled messages after the first sampled one, along
     each trainable branch: `tool` responses at 0.1 by default. Where the renderer tells content from template,
-    only content counts. Sampled tokens are never predicted twice.
+    only content counts; where it does not, messages after an answer whose thinking it may have stripped are left
+    out, because then it does not say where they begin. Sampled tokens are never predicted twice.
 
     Source: ECHO. In an environment whose answers follow from the agent's actions, predicting them teaches how
     the environment works.
@@ -46,14 +47,15 @@ class EchoAlgorithm(GroupRelativeAlgorithm[EchoConfig]):
                 self._weigh(branch, keep)
 
     def _weigh(self, branch: Branch, keep: list[bool]) -> None:
-        start, answered = 0, False
+        start, answered, stripped = 0, False, False
         for node in branch.nodes:
             end = start + len(node.token_ids)
             alpha = self.alphas.get(node.message.role, 0.0)
-            if answered and not node.sampled and alpha:
+            if answered and not node.sampled and alpha and (node.is_content or not stripped):
                 chosen = zip(content_mask(node), keep[start:end], strict=True)
                 merge_weights(node, CE, [alpha if body and kept else 0.0 for body, kept in chosen])
             start, answered = end, answered or node.sampled
+            stripped = stripped or _may_be_stripped(node)
 
     def _keep(self, trace: Trace, branches: list[Branch]) -> list[list[bool]]:
         lengths = [len(branch.token_ids) for branch in branches]
@@ -71,6 +73,11 @@ class EchoAlgorithm(GroupRelativeAlgorithm[EchoConfig]):
 def content_mask(node: MessageNode) -> list[bool]:
     """Which tokens of a message are its body; all where the renderer does not say."""
     return node.is_content if len(node.is_content) == len(node.token_ids) else [True] * len(node.token_ids)
+
+
+def _may_be_stripped(node: MessageNode) -> bool:
+    """Whether a message is an answer with thinking that was rendered, not sampled."""
+    return not node.sampled and bool(getattr(node.message, "reasoning_content", None))
 
 
 def load_filter(config: EchoFilterConfig) -> Filter:
