@@ -16,6 +16,7 @@ from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.orchestrator.sink import Sink
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.curriculum import AdmissionGate, Curriculum
+from braidrl.orchestrator.train.curriculum.rewards import rewards_of
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.stub_episodes import make_episode, make_failure, observe
 from tests.unit.groups import group_of
@@ -192,19 +193,21 @@ def gated(config: OrchestratorConfig, gates: dict[str, Any]) -> OrchestratorConf
 
 
 @pytest.mark.parametrize("constant", [True, False])
-async def test_a_rejected_group_trains_nothing_is_seen_recorded_and_counted(constant: bool) -> None:
+async def test_a_rejected_group_trains_nothing_is_seen_recorded_and_counted(
+    constant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     config = gated(make_config(constant_trainer_batch_size=constant, max_off_policy_steps=1), RANGE)
     sink, env = Sink(config), make_sink_env(config)
     seen: list[list[float]] = []
-    env.curriculum.sampler.observe = lambda group: seen.append([e.traces[0].reward for e in group])  # type: ignore
+    monkeypatch.setattr(env.curriculum.sampler, "observe", lambda group: seen.append(rewards_of(group)))
     await add(sink, env, 0, [0.50, 0.58])
     assert sink.buffer.ready == []
     await add(sink, env, 1, [0.5, 0.7])
     assert len(sink.buffer.ready) == 2
     assert seen == [[0.50, 0.58], [0.5, 0.7]]
-    assert [record["braid"]["outcome"] for record in group_records(sink.ended, 1)] == ["rejected"] * 2 + [
-        "signal"
-    ] * 2
+    assert [record["braid"]["outcome"] for record in group_records(sink.last.groups, 1)] == [
+        "rejected"
+    ] * 2 + ["signal"] * 2
     metrics = sink.take_metrics()
     assert (metrics["groups/done"], metrics["groups/rejected"], metrics["groups/no_signal"]) == (2, 1, 0)
     assert env.curriculum.metrics()["gates/low_signal/rejected"] == 1
@@ -217,7 +220,7 @@ async def test_groups_too_small_to_compare_keep_that_name_and_broken_ones_are_no
         group = open_group(index, env)
         alive = [make_episode(group.task, 1.0, f"{index}/{n}") for n in range(survivors)]
         await fill(sink, group, [*alive, *(make_failure(group.task, "x") for _ in range(2 - survivors))])
-    assert [outcome for _, outcome in sink.ended] == ["too_few"] * 2
+    assert [outcome for _, outcome in sink.last.groups] == ["too_few"] * 2
     assert env.curriculum.metrics()["gates/low_signal/judged"] == 1
 
 
@@ -260,7 +263,7 @@ async def test_where_no_sibling_is_awaited_each_episode_is_a_group() -> None:
         await sink.arrive(group, number, episode)
         await sink.complete(group)
     assert [trace.episode.traces[0].reward for trace in sink.buffer.ready] == [1.0]
-    assert [outcome for _, outcome in sink.ended] == ["signal", "rejected"]
+    assert [outcome for _, outcome in sink.last.groups] == ["signal", "rejected"]
 
 
 async def test_gates_that_reject_everything_end_the_run_and_are_named(

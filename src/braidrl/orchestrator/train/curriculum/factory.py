@@ -1,6 +1,6 @@
 """The samplers and gates that configurations name."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.faults import tag_of
@@ -14,7 +14,6 @@ from braidrl.orchestrator.train.curriculum.online_difficulty import OnlineDiffic
 from braidrl.orchestrator.train.curriculum.replay import ReplaySampler
 from braidrl.orchestrator.train.curriculum.standard import StandardSampler
 
-PartT = TypeVar("PartT")
 ConfigT = TypeVar("ConfigT", bound=BaseConfig)
 
 SAMPLER_CLASSES: dict[str, type[TaskSampler]] = {
@@ -40,7 +39,8 @@ def gate_class(config: type[BaseGateConfig]) -> type[AdmissionGate]:
     return GATE_CLASSES.get(str(tag_of(config))) or _of_package(GATE, config, AdmissionGate)
 
 
-def _of_package(kind: Kind[ConfigT], config: type[ConfigT], base: type[PartT]) -> type[PartT]:
+def _of_package(kind: Kind[ConfigT], config: type[ConfigT], base: Any) -> Any:
+    """The class that a package's config class names, which must subclass `base`."""
     found = kind.implementation(config)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(
