@@ -1,6 +1,7 @@
 """A stub trainer: takes batches and publishes empty weights; and the orchestrator's config to go with it."""
 
 import asyncio
+import shutil
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ def orchestrator_config(model: Path, output_dir: Path, url: str, **settings: Any
     return OrchestratorConfig.model_validate(defaults | given | renderer | settings)
 
 
-async def train(run: RunFolder, seconds: float = 0.0) -> list[TrainingBatch]:
-    """Take every batch that comes, until cancelled, and publish a version for each, `seconds` later."""
+async def train(run: RunFolder, seconds: float = 0.0, weights: Path | None = None) -> list[TrainingBatch]:
+    """Take every batch that comes, until cancelled, and publish a version for each, `seconds` later: an empty one, or
+    always the same `weights`."""
     batches: list[TrainingBatch] = []
     reader = BatchReader(run)
     with suppress(asyncio.CancelledError):
@@ -41,17 +43,29 @@ async def train(run: RunFolder, seconds: float = 0.0) -> list[TrainingBatch]:
             for step in run.published("batches"):
                 await asyncio.sleep(seconds)
                 batches.append(reader.receive(step, timeout=1.0))
-                run.weights(step).mkdir(parents=True)
+                publish(run.weights(step), weights)
                 reader.remove(step)
             await asyncio.sleep(POLL_SECONDS)
     return batches
 
 
+def publish(folder: Path, weights: Path | None) -> None:
+    if weights is None:
+        folder.mkdir(parents=True)
+        return
+    made = folder.with_name(f"{folder.name}.tmp")
+    shutil.copytree(weights, made)
+    made.rename(folder)
+
+
 async def run_with_stubs(
-    config: OrchestratorConfig, resume_step: int | None = None, seconds: float = 0.0
+    config: OrchestratorConfig,
+    resume_step: int | None = None,
+    seconds: float = 0.0,
+    weights: Path | None = None,
 ) -> list[TrainingBatch]:
     """Run the orchestrator to its end against the stub trainer; returns what it shipped."""
-    trainer = asyncio.create_task(train(RunFolder(config.output_dir), seconds))
+    trainer = asyncio.create_task(train(RunFolder(config.output_dir), seconds, weights))
     await asyncio.sleep(0)
     try:
         await orchestrate(config, resume_step)

@@ -138,7 +138,7 @@ async def test_records_are_in_dispatch_order_and_say_what_became_of_each() -> No
         for key in ("stub-000001/0", "stub-000000/2", "stub-000000/0", "stub-000000/1"):
             env.end(key)
             await settle()
-        records = [record["braid"] for record in group_records(dispatcher.sink.ended, 1)]
+        records = [record["braid"] for record in group_records(dispatcher.sink.last.groups, 1)]
     assert [(record["key"], record["group"], record["outcome"]) for record in records] == [
         ("stub-000000/0", "stub-000000", "signal"),
         ("stub-000000/1", "stub-000000", "signal"),

@@ -233,7 +233,9 @@ async def test_a_task_that_is_always_too_slow_is_waited_for_in_the_end() -> None
             env.end(kept.key(number), version)
         batch = await asyncio.wait_for(waiting, 5.0)
         assert kept in batch.groups
-        fates = [fate.fate for fate in dispatcher.sink.fates if fate.group.index == 0 or fate.group.returns]
+        fates = [
+            fate.fate for fate in dispatcher.sink.last.fates if fate.group.index == 0 or fate.group.returns
+        ]
         assert fates == ["stale", "stale", "trained"]
         assert dispatcher.sink.metrics.counts["groups/returned"] == 2
 

@@ -138,7 +138,7 @@ async def test_failed_episodes_are_left_out_and_the_rest_trains() -> None:
     assert [float(trace.samples[0].advantages[-1]) for trace in sink.buffer.ready] == [0.5, -0.5]
     metrics = sink.take_metrics()
     assert (metrics["episodes/done"], metrics["episodes/failed"]) == (3, 1)
-    assert sink.ended == [(group, "signal")]
+    assert sink.last.groups == [(group, "signal")]
 
 
 @pytest.mark.parametrize("constant", [True, False])
@@ -161,7 +161,7 @@ async def test_the_last_survivor_of_a_group_still_trains_its_observations(consta
         group = open_group(index, env)
         alone = observe(make_episode(group.task, 1.0, f"{index}/0"))
         await fill(sink, group, [alone, make_failure(group.task, f"{index}/1")])
-    assert [outcome for _, outcome in sink.ended] == ["too_few"] * 4
+    assert [outcome for _, outcome in sink.last.groups] == ["too_few"] * 4
     batch = sink.take(1)
     assert batch is not None
     for sample in batch.training_batch.samples:
@@ -175,7 +175,9 @@ async def test_a_group_of_which_all_fail_is_recorded_and_trains_nothing() -> Non
     group = open_group(0, env)
     await fill(sink, group, [make_failure(group.task, f"0/{number}") for number in range(2)])
     await add(sink, env, 1, [1.0, 0.0])
-    records = [(record["braid"]["outcome"], record["errors"]) for record in group_records(sink.ended, 1)]
+    records = [
+        (record["braid"]["outcome"], record["errors"]) for record in group_records(sink.last.groups, 1)
+    ]
     assert [outcome for outcome, _ in records] == ["too_few"] * 2 + ["signal"] * 2
     assert [errors[0]["message"] for _, errors in records[:2]] == ["it broke"] * 2
     assert {trace.group.index for trace in sink.buffer.ready} == {1}
@@ -193,7 +195,7 @@ async def test_a_scoring_model_that_fails_fails_the_episode(monkeypatch: pytest.
 
     monkeypatch.setattr(env.algorithm, "score_episode", unreachable)
     group = await add(sink, env, 0, [1.0, 0.0])
-    assert sink.ended == [(group, "too_few")]
+    assert sink.last.groups == [(group, "too_few")]
     assert [finished.error for finished in group.finished.values()] == [
         "ConnectionError: scoring: the teacher is away"
     ] * 2

@@ -177,7 +177,7 @@ class Dispatcher:
                 task.cancel()
             self.sink.metrics.counts["episodes/cancelled"] += group.size - len(group.finished)
             self.sink.discard(group, "stale")
-            self.sink.fates.append(Fate(group, "stale"))
+            self.sink.last.fates.append(Fate(group, "stale"))
         return groups
 
     def _return(self, groups: list[Group]) -> None:

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,16 @@ class Fate:
     def line(self, step: int) -> dict[str, Any]:
         """What is written of it; `step` is the batch that was being collected."""
         return {"step": step, "group": self.group.id, **self.group.work.record(), "fate": self.fate}
+
+
+@dataclass
+class Ended:
+    """What ended between two batches."""
+
+    groups: list[tuple[Group, str]] = field(default_factory=list)
+    """Groups of which no episode runs any more, with their outcome: they are recorded."""
+    fates: list[Fate] = field(default_factory=list)
+    """Groups that are done with: they have a line in the ledger."""
 
 
 class Ledger:

@@ -21,7 +21,7 @@ from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.heartbeat import heartbeat
-from braidrl.orchestrator.ledger import Ledger
+from braidrl.orchestrator.ledger import Ended, Ledger
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.records import group_records, write_records
 from braidrl.orchestrator.replicas import Replicas
@@ -135,7 +135,7 @@ class House:
                     task.cancel()
         except BaseExceptionGroup as error:
             with suppress(OSError):  # what ended the run matters more
-                await self._record(self.sink.buffer.shipped + 1)
+                await self._record(self.sink.buffer.shipped + 1, self.sink.take_ended())
             raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
@@ -147,6 +147,7 @@ class House:
         batch = await self.dispatcher.collect(step)
         saves = checkpoint.due(self.config.checkpoint, step, self.config.max_steps)
         state = checkpoint.capture(step, self.dispatcher) if saves else b""
+        ended = self.sink.take_ended()  # now: what ends later is in flight, for all that the state knows
         await asyncio.to_thread(self.batches.publish, batch.training_batch)
         logger.info(
             "step %d: %d traces sampled by %s train v%d -> v%d",
@@ -157,7 +158,7 @@ class House:
             step,
         )
         self._report(batch, {"seconds/step": time.perf_counter() - started, "seconds/policy_wait": waited})
-        await self._record(step)
+        await self._record(step, ended)
         if saves:
             checkpoint.save(self.run_folder, step, state)
 
@@ -178,11 +179,9 @@ class House:
         self.dispatcher.wake()
         await self.evaluator.visit(version)
 
-    async def _record(self, step: int) -> None:
-        ended, self.sink.ended = self.sink.ended, []
-        fates, self.sink.fates = self.sink.fates, []
-        self.ledger.write(step, fates)
-        await write_records(self.run_folder.train_episodes(step), group_records(ended, step))
+    async def _record(self, step: int, ended: Ended) -> None:
+        self.ledger.write(step, ended.fates)
+        await write_records(self.run_folder.train_episodes(step), group_records(ended.groups, step))
 
     def _report(self, batch: Batch, seconds: dict[str, float]) -> None:
         traffic = self.gateway.take_traffic()

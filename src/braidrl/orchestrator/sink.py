@@ -7,7 +7,7 @@ from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator.buffer import Batch, Buffer
 from braidrl.orchestrator.envs import Finished
 from braidrl.orchestrator.groups import Group, ReadyTrace
-from braidrl.orchestrator.ledger import Fate
+from braidrl.orchestrator.ledger import Ended, Fate
 from braidrl.orchestrator.metrics import StepMetrics
 from braidrl.orchestrator.scoring import eligible, score_batch, score_episode, score_group, waiting_for_batch
 from braidrl.orchestrator.signal_watch import SignalWatch
@@ -30,10 +30,8 @@ class Sink:
         self.config = config
         self.max_staleness = config.max_off_policy_steps
         self.buffer = Buffer(config, config.max_steps)
-        self.ended: list[tuple[Group, str]] = []
-        """Groups that ended since the last batch, and what became of each: the step's records."""
-        self.fates: list[Fate] = []
-        """Groups that are done with since the last batch: the step's lines of the ledger."""
+        self.last = Ended()
+        """What has ended since the last batch."""
         self.unobserved: list[Group] = []
         """Complete groups that their curricula have not seen yet."""
         self.metrics = StepMetrics()
@@ -43,6 +41,11 @@ class Sink:
         """The metrics since the last call."""
         metrics, self.metrics = self.metrics, StepMetrics()
         return metrics.summary()
+
+    def take_ended(self) -> Ended:
+        """What has ended since the last call."""
+        ended, self.last = self.last, Ended()
+        return ended
 
     # -- episodes in
 
@@ -90,13 +93,13 @@ class Sink:
 
     def discard(self, group: Group, outcome: str) -> None:
         """Note what became of a group."""
-        self.ended.append((group, outcome))
+        self.last.groups.append((group, outcome))
         self.metrics.group(outcome)
 
     def _buffer(self, group: Group, traces: list[ReadyTrace], outcome: str) -> None:
         self.buffer.add(group, traces)
         if not traces:
-            self.fates.append(Fate(group, outcome))
+            self.last.fates.append(Fate(group, outcome))
         self.unobserved.append(group)
         if self.max_staleness > 0:
             self._settle()
@@ -187,7 +190,7 @@ class Sink:
         for group in batch.groups:
             if not group.used:
                 group.used = True
-                self.fates.append(Fate(group, "trained" if group in trained else "no_signal"))
+                self.last.fates.append(Fate(group, "trained" if group in trained else "no_signal"))
 
     def _skip(self, batch: Batch) -> None:
         self.buffer.unship()
@@ -199,5 +202,5 @@ class Sink:
         """Drop what is too old for the batch of `step`; returns the groups of which nothing will train."""
         dropped, lost = self.buffer.drop_stale(step)
         self.metrics.counts["traces/stale"] += dropped
-        self.fates += [Fate(group, "stale") for group in lost]
+        self.last.fates += [Fate(group, "stale") for group in lost]
         return lost

@@ -1,0 +1,33 @@
+"""The books of a run: every group that was dispatched came to one end, or is work for whoever resumes."""
+
+from collections import Counter
+from typing import Any
+
+import msgspec
+
+from braidrl.monitors.metrics import read_metrics
+from braidrl.utils.run_folder import RunFolder
+
+
+def ledger(run: RunFolder) -> list[dict[str, Any]]:
+    """What became of each group, in the order of their ends."""
+    return list(read_metrics(run.metrics("groups")))
+
+
+def check_accounts(run: RunFolder) -> Counter[str]:
+    """Hold the ledger against the last checkpoint; returns how many groups came to which end."""
+    path = run.orchestrator_checkpoint(max(run.published("checkpoints")))
+    state = msgspec.json.decode(path.read_bytes())["dispatcher"]
+    lines, work = ledger(run), state["work"]
+    dispatched = [line for line in (*lines, *work) if line["index"] is not None]
+    episodes = Counter((line["index"], number) for line in dispatched for number in line["numbers"])
+    assert set(episodes.values()) == {1}, "an episode is accounted for twice"
+    assert {index for index, _ in episodes} == set(range(state["next_index"])), "a dispatch is lost"
+    started_anew = Counter(_name(line, line["returns"]) for line in (*lines, *work) if line["returns"])
+    given_back = Counter(_name(line, line["returns"] + 1) for line in lines if line["fate"] == "stale")
+    assert started_anew == given_back, "work that got too old is lost, or came from nowhere"
+    return Counter(line["fate"] for line in lines)
+
+
+def _name(line: dict[str, Any], returns: int) -> tuple[Any, ...]:
+    return line["env"], line["task"], tuple(line["numbers"]), returns

@@ -1,0 +1,76 @@
+"""Thirty steps under a staleness limit of four, with the real engine and a trainer that takes its time."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidrl.monitors.metrics import read_metrics
+from braidrl.utils.run_folder import RunFolder
+from tests.accounts import check_accounts, ledger
+from tests.stub_trainer import orchestrator_config, run_with_stubs
+from tests.unit.server_helpers import address_of, running
+
+pytestmark = pytest.mark.e2e
+
+STEPS, BOUND = 30, 4
+SOURCE = {
+    # one in four tasks takes longer than the trainer takes for BOUND + 1 steps
+    "env": {
+        "taskset": {"id": "stub-tasks", "num_tasks": 16, "behaviour": "outage", "slow_tasks": (0, 5, 10, 15)}
+    },
+    "curriculum": {"gates": {"high": {"type": "online_difficulty", "above": None, "below": 0.62}}},
+    "name": "stub",
+}
+
+
+async def run_slowly(model: Path, folder: Path, **settings: Any) -> tuple[RunFolder, list[Any]]:
+    """A run whose trainer takes 0.3 seconds a step and publishes real weights."""
+    source = {**SOURCE, **settings.pop("source", {})}
+    source["env"]["taskset"]["seconds"] = 3.0
+    train = {"group_size": 4, "sampling": {"max_tokens": 12}, "source": [source]}
+    async with running(model, max_batch_size=32) as session:
+        config = orchestrator_config(
+            model,
+            folder,
+            await address_of(session),
+            **{
+                "max_steps": STEPS,
+                "max_off_policy_steps": BOUND,
+                "train": train,
+                "max_returns": 1,
+                **settings,
+            },
+        )
+        return RunFolder(folder), await run_with_stubs(config, seconds=0.3, weights=model)
+
+
+def versions(run: RunFolder) -> dict[str, int]:
+    """Oldest policy version of every recorded trace that sampled a token."""
+    oldest = {}
+    for path in sorted((run.root / "episodes" / "train").glob("*.jsonl")):
+        for record in map(json.loads, path.read_text().splitlines()):
+            for trace_id, calls in record["braid"]["versions"].items():
+                oldest |= {trace_id: min(version for call in calls for version, _ in call)} if calls else {}
+    return oldest
+
+
+async def test_thirty_steps_with_a_slow_trainer_keep_the_bound_and_lose_no_task(
+    tiny_model_dir: Path, tmp_path: Path
+) -> None:
+    run, batches = await run_slowly(tiny_model_dir, tmp_path)
+    assert [batch.step for batch in batches] == list(range(1, STEPS + 1))
+    oldest, seen = versions(run), []
+    for batch in batches:
+        assert len(batch.samples) == 8
+        for sample in batch.samples:
+            assert oldest[sample.trace_id] == sample.version_start
+            seen.append(batch.step - 1 - sample.version_start)
+    assert min(seen) >= 0 and max(seen) == BOUND
+    fates = check_accounts(run)
+    assert fates.keys() >= {"trained", "rejected", "too_few", "stale"}
+    assert max(line["returns"] for line in ledger(run) if line["fate"] == "trained") == 1
+    lines = read_metrics(run.metrics("orchestrator"))
+    assert sum(line["groups/returned"] or 0 for line in lines) == fates["stale"]
+    assert max(line["staleness/max"] or 0 for line in lines) == BOUND
