@@ -118,7 +118,7 @@ def _read(graph: "_Graph", index: int, renderer: Renderer) -> Turn | None:
         return Turn(merged, "other_messages")
     prompt, completion = _split([nodes[step] for step in path])
     declared: Any = [tool_to_wire(tool) for tool in tools] or None
-    if renderer.bridge_to_next_turn(prompt, completion, tail, tools=declared) is None:
+    if not completion or renderer.bridge_to_next_turn(prompt, completion, tail, tools=declared) is None:
         return Turn(merged, _refusal(renderer, tail))
     return Turn(merged, None if merged else "rewound")
 
