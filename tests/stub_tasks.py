@@ -10,7 +10,7 @@ import verifiers.v1 as vf
 
 __all__ = ["StubConfig", "StubData", "StubTask", "StubTaskset"]
 
-Behaviour = Literal["letters", "constant", "raises", "endless", "nan", "outage"]
+Behaviour = Literal["letters", "constant", "raises", "endless", "nan", "outage", "unloadable"]
 
 
 class StubConfig(vf.TasksetConfig):
@@ -56,6 +56,8 @@ class StubTaskset(vf.Taskset[StubTask, StubConfig]):
     def load(self) -> Iterator[StubTask]:
         for index in range(self.config.num_tasks):
             seconds = self.config.seconds if index in self.config.slow_tasks else 0.0
+            if self.config.behaviour == "unloadable" and index == 3:
+                raise FileNotFoundError("tasks.parquet")
             given = {"behaviour": self.config.behaviour, "waits_for": self.config.waits_for}
             data = StubData(prompt=f"task {index}", seconds=seconds, **given)
             yield StubTask(data, self.config.task)

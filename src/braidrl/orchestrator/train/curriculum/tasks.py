@@ -16,12 +16,13 @@ class Tasks:
 
     Raises:
         ValueError: the taskset is finite and empty.
+        RuntimeError: the taskset raises. One that is infinite does so only when it is asked for the next task.
     """
 
     def __init__(self, taskset: Taskset) -> None:
         self.taskset = taskset
         self.name = taskset.config.id
-        self.all: list[Task] | None = list(taskset) if taskset.bounded else None
+        self.all: list[Task] | None = list(self._load()) if taskset.bounded else None
         """Every task of a finite taskset, in source order."""
         if self.all == []:
             raise ValueError(f"taskset {self.name!r} has no tasks; loosen what it selects")
@@ -41,9 +42,25 @@ class Tasks:
             raise ValueError(f"taskset {self.name!r} has no task {number}; it changed since the checkpoint")
         return self._known[number]
 
+    def _load(self) -> Iterator[Task]:
+        """The taskset from its beginning."""
+        tasks, count = iter(self.taskset), 0
+        while True:
+            try:
+                task = next(tasks, None)
+            except Exception as error:
+                raise RuntimeError(
+                    f"taskset {self.name!r} raised after {count} tasks: {type(error).__name__}: {error}; the run "
+                    "stops, because it would train on something else than was asked for"
+                ) from error
+            if task is None:
+                return
+            count += 1
+            yield task
+
     def _read(self) -> Iterator[Task]:
         """An infinite taskset from its beginning."""
-        for task in self.taskset:
+        for task in self._load():
             self._known[number_of(task)] = task
             if len(self._known) > RECENT:
                 del self._known[next(iter(self._known))]
