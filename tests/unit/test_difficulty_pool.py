@@ -152,6 +152,15 @@ def test_a_selection_of_tasks_keeps_their_numbers() -> None:
     assert pools(played) == {"unseen": 4, "hard": 1}
 
 
+def test_tasks_that_are_not_selected_any_more_have_no_pool() -> None:
+    first, second = curriculum(4), curriculum(2)
+    for number in range(4):
+        play(first, number, 0.0)
+    second.load_state_dict(first.state_dict())
+    assert pools(second) == {"hard": 2}
+    assert set(draw(second, 50)) == {0, 1}
+
+
 def test_an_infinite_taskset_is_refused() -> None:
     config = CurriculumConfig.model_validate({"sampler": {"type": "difficulty_pool", "pools": POOLS}})
     with pytest.raises(ValueError, match=r"taskset 'endless' is infinite.*let it have a number of tasks"):

@@ -63,7 +63,8 @@ class DifficultyPoolSampler(TaskSampler[DifficultyPoolSamplerConfig]):
 
     def _assign(self, number: int, mean: float) -> None:
         """Put a task into the pool of a mean reward."""
-        place = self._places[number]
+        if (place := self._places.get(number)) is None:
+            return  # one that the environment made up, or that a resumed run no longer selects
         pool = min(int(np.searchsorted(self._thresholds, mean)), len(self._pools) - 1)
         self._pool_of[place], config = self._pools[pool]
         self._weights[place] = config.weight
