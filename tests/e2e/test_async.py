@@ -1,4 +1,5 @@
-"""Thirty steps under a staleness limit of four, with the real engine and a trainer that takes its time."""
+"""Batches and time with the real engine: thirty steps under a staleness limit of four and a slow trainer; tokens,
+surplus and adaptive concurrency; a taskset that raises."""
 
 import json
 from pathlib import Path
@@ -9,6 +10,8 @@ import pytest
 from braidrl.monitors.metrics import read_metrics
 from braidrl.utils.run_folder import RunFolder
 from tests.accounts import check_accounts, ledger
+from tests.e2e.runs import Launch
+from tests.e2e.test_kill import process_ids
 from tests.stub_trainer import orchestrator_config, run_with_stubs
 from tests.unit.server_helpers import address_of, running
 
@@ -74,3 +77,48 @@ async def test_thirty_steps_with_a_slow_trainer_keep_the_bound_and_lose_no_task(
     lines = read_metrics(run.metrics("orchestrator"))
     assert sum(line["groups/returned"] or 0 for line in lines) == fates["stale"]
     assert max(line["staleness/max"] or 0 for line in lines) == BOUND
+
+
+def test_batches_in_tokens_with_a_surplus_and_adaptive_concurrency(
+    tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """All of it in the real processes."""
+    launch = Launch(tmp_path, tiny_model_dir)
+    keys = (
+        "token_batch_size = 700",
+        "oversampling_factor = 1.5",
+        'concurrency = "adaptive"',
+        "min_concurrent = 2",
+        "max_concurrent = 64",
+    )
+    launch.config.write_text(launch.config.read_text().replace("batch_size = 16", "\n".join(keys)))
+    launch.finish("--max_steps", "6")
+    for row in launch.rows("orchestrator"):
+        assert 700 <= row["batch/tokens"] < 700 + 96  # a trace more, at most
+        assert 2 <= row["queue/max_concurrent"] <= 64
+        assert row["staleness/max"] <= 1
+    assert check_accounts(launch.run)["trained"] > 6
+
+
+BROKEN = """
+import verifiers.v1 as vf
+
+__all__ = ["BrokenTaskset"]
+
+
+class BrokenTaskset(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
+    def load(self):
+        raise FileNotFoundError("/data/tasks.parquet")
+"""
+
+
+def test_a_taskset_that_raises_ends_the_run_with_its_reason(tmp_path: Path, tiny_model_dir: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "broken_tasks.py").write_text(BROKEN)
+    launch = Launch(tmp_path, tiny_model_dir, site=tmp_path / "site")
+    launch.config.write_text(launch.config.read_text().replace("reverse-text", "broken-tasks"))
+    assert launch.start("--max_steps", "1").wait(60) == 1
+    output = launch.output.read_text()
+    assert "orchestrator ended with exit code 1; last lines" in output
+    assert "taskset 'broken-tasks' raised after 0 tasks: FileNotFoundError: /data/tasks.parquet" in output
+    assert process_ids(launch) == {}

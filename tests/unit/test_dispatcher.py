@@ -292,6 +292,20 @@ async def test_a_heartbeat_says_who_waits_for_what(caplog: pytest.LogCaptureFixt
     assert "waits for the trainer's next version" in caplog.messages[-1]
 
 
+@pytest.mark.parametrize(
+    ("limit", "state"),
+    [(3, "no more than 3 episodes at once"), (64, "waits for episodes to end")],
+)
+async def test_and_what_holds_the_next_episode_back(limit: int, state: str) -> None:
+    async with open_dispatcher(make_env(), max_concurrent=limit) as (dispatcher, _):
+        words = dispatcher.describe()
+        assert words.endswith(state)
+        assert (
+            "(oldest stub-000000/0, 0 s); 0 traces buffered of 4 a batch, 4 may be under way with policy v0"
+            in words
+        )
+
+
 async def test_a_failure_of_the_machinery_ends_the_dispatcher() -> None:
     env = make_env()
     config = orchestrator_config(Path("model"), Path("run"), "url", batch_size=4)

@@ -105,15 +105,14 @@ class Buffer:
     def take(self, step: int) -> Batch | None:
         """The batch of `step`, once there is enough: the first in dispatch order, after those that were left behind too
         often already. One in tokens has as many traces as it takes to reach its size."""
+        if sum(map(self._size_of, self.ready)) < self.size:
+            return None
         order = sorted(self.ready, key=lambda trace: (not self.protects(trace.group), trace.group.place))
-        total = 0
-        for count, trace in enumerate(order, start=1):
-            total += self._size_of(trace)
-            if total >= self.size:
-                self.ready = order[count:]
-                self.shipped += 1
-                return Batch(step, sorted(order[:count], key=lambda trace: trace.group.place))
-        return None
+        totals = itertools.accumulate(map(self._size_of, order))
+        count = next(count for count, total in enumerate(totals, start=1) if total >= self.size)
+        self.ready = order[count:]
+        self.shipped += 1
+        return Batch(step, sorted(order[:count], key=lambda trace: trace.group.place))
 
     def unship(self) -> None:
         """The batch that was taken last trains nothing and is not sent."""
@@ -127,6 +126,8 @@ class Buffer:
         """Drop what is too old for the batch of `step`; returns how many traces, and the groups of which nothing has
         trained and nothing is left."""
         stale = [trace for trace in self.ready if trace.staleness(step) > self.max_staleness]
+        if not stale:
+            return 0, []
         self.ready = [trace for trace in self.ready if trace.staleness(step) <= self.max_staleness]
         left = {trace.group for trace in self.ready}
         lost = {trace.group for trace in stale if not trace.group.used} - left

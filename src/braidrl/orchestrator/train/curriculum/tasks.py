@@ -44,19 +44,16 @@ class Tasks:
 
     def _load(self) -> Iterator[Task]:
         """The taskset from its beginning."""
-        tasks, count = iter(self.taskset), 0
-        while True:
-            try:
-                task = next(tasks, None)
-            except Exception as error:
-                raise RuntimeError(
-                    f"taskset {self.name!r} raised after {count} tasks: {type(error).__name__}: {error}; the run "
-                    "stops, because it would train on something else than was asked for"
-                ) from error
-            if task is None:
-                return
-            count += 1
-            yield task
+        count = 0
+        try:
+            for task in self.taskset:
+                count += 1
+                yield task
+        except Exception as error:
+            raise RuntimeError(
+                f"taskset {self.name!r} raised after {count} tasks: {type(error).__name__}: {error}; the run stops, "
+                "because it would train on something else than was asked for"
+            ) from error
 
     def _read(self) -> Iterator[Task]:
         """An infinite taskset from its beginning."""
