@@ -221,8 +221,9 @@ class Dispatcher:
         if self._collecting is not None and (awaited := self._awaited(self._collecting)):
             names = ", ".join(sorted(group.id for group in awaited))
             return f"the batch of step {self._collecting} waits for {names}, left behind too often already"
-        if self.full:
-            return "waits for the trainer's next version" if self.idle else "waits for episodes to end"
-        if len(self._tasks) >= self.max_concurrent:
+        more = self._waiting or not self.full
+        if more and len(self._tasks) >= self.max_concurrent:
             return f"no more than {self.max_concurrent} episodes at once"
-        return "dispatching"
+        if more:
+            return "dispatching"
+        return "waits for the trainer's next version" if self.idle else "waits for episodes to end"
