@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from braidrl.configs.orchestrator import GatewayConfig
+from braidrl.monitors.metrics import read_metrics
 from braidrl.orchestrator import sessions, workers
 from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
@@ -152,3 +153,7 @@ async def test_a_run_with_workers_trains_what_a_run_without_does(
         assert [sample.advantages.tolist() for sample in mine.samples] == [
             sample.advantages.tolist() for sample in theirs.samples
         ]
+    assert [
+        line["workers/stub/replaced"]
+        for line in read_metrics(tmp_path / "apart" / "metrics" / "orchestrator.jsonl")
+    ] == [0, 0]

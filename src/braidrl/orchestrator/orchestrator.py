@@ -205,6 +205,8 @@ class House:
             "gateway/overhead_ms": 1000 * traffic.overhead / max(1, traffic.requests),
         }
         for env in self.dispatcher.envs:
+            if env.workers is not None:
+                metrics[f"workers/{env.name}/replaced"] = env.workers.replaced
             metrics |= {
                 f"curriculum/{env.name}/{name}": value for name, value in env.curriculum.metrics().items()
             }
