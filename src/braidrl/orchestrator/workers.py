@@ -198,7 +198,7 @@ class Workers:
             try:
                 await self._start(worker)
             except WorkerError:
-                continue  # the next round says why
+                await worker.stop()  # it may have been slow, not dead; the next round says why
 
 
 class RemotePlay:
