@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.reward_range import RewardRange
 
 
 class BaseGateConfig(BaseConfig):
@@ -35,24 +36,12 @@ class AdvRangeGateConfig(BaseGateConfig):
         return self
 
 
-class OnlineDifficultyGateConfig(BaseGateConfig):
+class OnlineDifficultyGateConfig(RewardRange, BaseGateConfig):
     """Admits a group when its mean reward lies between two bounds, which are excluded."""
 
     paper: ClassVar[str] = "dynamic sampling (arXiv:2503.14476)"
 
     type: Literal["online_difficulty"] = "online_difficulty"
-    above: float | None = 0.0
-    """The mean must be greater than this ...; None: no bound."""
-    below: float | None = 1.0
-    """... and less than this; None: no bound."""
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if self.above is not None and self.below is not None and self.above >= self.below:
-            raise ValueError(
-                f"no reward is above {self.above:g} and below {self.below:g}; raise below or lower above"
-            )
-        return self
 
 
 GateConfig = Annotated[AdvRangeGateConfig | OnlineDifficultyGateConfig, Field(discriminator="type")]

@@ -5,6 +5,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.reward_range import RewardRange
 
 
 class BaseSamplerConfig(BaseConfig):
@@ -58,7 +59,7 @@ class DifficultyPoolSamplerConfig(BaseSamplerConfig):
         return self
 
 
-class ReplaySamplerConfig(BaseSamplerConfig):
+class ReplaySamplerConfig(RewardRange, BaseSamplerConfig):
     """Tasks in source order, and now and then a recent one that is neither solved nor hopeless."""
 
     type: Literal["replay"] = "replay"
@@ -66,18 +67,6 @@ class ReplaySamplerConfig(BaseSamplerConfig):
     """Chance that a task comes from the buffer, as long as that holds any."""
     capacity: int = Field(256, ge=1)
     """Most tasks in the buffer; the oldest one makes room."""
-    above: float | None = 0.0
-    """A task is kept if its latest mean reward is greater than this ...; None: no bound."""
-    below: float | None = 1.0
-    """... and less than this; None: no bound."""
-
-    @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
-        if self.above is not None and self.below is not None and self.above >= self.below:
-            raise ValueError(
-                f"no reward is above {self.above:g} and below {self.below:g}; raise below or lower above"
-            )
-        return self
 
 
 SamplerConfig = Annotated[

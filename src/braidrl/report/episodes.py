@@ -1,22 +1,14 @@
 """Progress of an evaluation: a bar on a terminal, ten lines elsewhere."""
 
-from typing import Self
-
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+
+from braidrl.report.live import LiveBar
 
 LINES = 10
 """Lines where there is no terminal."""
 
 
-class EpisodeProgress:
+class EpisodeProgress(LiveBar):
     """Counts episodes as they end. Use as a context.
 
     Args:
@@ -24,30 +16,10 @@ class EpisodeProgress:
     """
 
     def __init__(self, total: int, console: Console) -> None:
+        super().__init__(console, "episodes", total)
         self.total = total
-        self.console = console
         self.done = self.failed = 0
         self.sum = 0.0
-        self.bar = Progress(
-            TextColumn("episodes"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[line]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=console,
-        )
-        self.task = self.bar.add_task("episodes", total=total, line="")
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.bar.stop()
 
     def ended(self, reward: float | None) -> None:
         """One more has ended, with `reward` or (None) with an error."""

@@ -2,14 +2,13 @@
 
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from braidrl.report.evaluation import evaluation_lines
+from braidrl.report.live import LiveBar
 from braidrl.utils.run_folder import RunFolder
 
 SHOWN = (
@@ -22,7 +21,7 @@ SHOWN = (
 """Metrics of a progress line: process, name, format."""
 
 
-class Progress:
+class Progress(LiveBar):
     """Follows `metrics/*.jsonl` of a run. Use as a context; call `update` now and then."""
 
     def __init__(
@@ -36,7 +35,7 @@ class Progress:
     ) -> None:
         """`processes` must all have reported a step before it is shown. Without a terminal, `every` n-th is.
         A resumed run shows only what comes `after` its checkpoint."""
-        self.console = console or Console()
+        super().__init__(console or Console(), "step", max_steps, line="starting")
         self.max_steps = max_steps
         self.every = every
         self.followers = {name: Follower(run.metrics(name)) for name in processes}
@@ -46,26 +45,6 @@ class Progress:
         self.shown = after
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: time left is reckoned from there, start-up apart."""
-        self.bar = Bar(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(bar_width=24),
-            TextColumn("{task.fields[line]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            console=self.console,
-        )
-        self.task = self.bar.add_task("run", total=max_steps, line="starting")
-
-    def __enter__(self) -> Self:
-        if self.console.is_terminal:
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
-            self.bar.stop()
 
     def update(self) -> None:
         """Show the evaluations, and the steps that both processes have reported, since the last call."""
