@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
+from braidrl.configs.parallel import ParallelConfig
 
 
 class SFTDataConfig(BaseConfig):
@@ -67,6 +68,8 @@ class SFTConfig(BaseConfig):
     """Optimizer."""
     scheduler: SchedulerConfig = Field(default_factory=SchedulerConfig)
     """Learning-rate schedule."""
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    """Processes that train together, and how they share the weights."""
     activation_checkpointing: bool = False
     """Recompute layer activations in the backward pass."""
     threads: int | None = Field(None, ge=1)

@@ -11,6 +11,7 @@ from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
+from braidrl.configs.parallel import ParallelConfig
 from braidrl.configs.plugins import InstalledLossConfig
 
 LossAggregation = Literal["token-mean", "seq-mean-token-mean"]
@@ -84,6 +85,8 @@ class TrainerConfig(BaseConfig):
     """Learning-rate schedule."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When to save."""
+    parallel: ParallelConfig = Field(default_factory=ParallelConfig)
+    """Processes that train together, and how they share the weights."""
     activation_checkpointing: bool = False
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
     threads: int | None = Field(None, ge=1)
