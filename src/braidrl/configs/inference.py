@@ -13,11 +13,30 @@ HEAD_MARGIN = 2
 whether the last of the head is tied with the next."""
 
 
+class VLLMConfig(BaseConfig):
+    """How stock vLLM is started (`engine = "vllm"`)."""
+
+    python: str | None = None
+    """Interpreter of the environment that vLLM is installed in; None: this one."""
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Devices that share each layer."""
+    pipeline_parallel_size: int = Field(1, ge=1)
+    """Stages that layers are divided into."""
+    data_parallel_size: int = Field(1, ge=1)
+    """Copies of the model behind one address."""
+    args: list[str] = Field(default_factory=list)
+    """Further flags, as vLLM's server takes them; they win over Braid's."""
+    env: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables."""
+
+
 class InferenceConfig(BaseConfig):
     """`braid inference`: serves the policy and takes its weight updates."""
 
-    engine: Literal["torch"] = "torch"
-    """`torch`: the embedded engine."""
+    engine: Literal["torch", "vllm"] = "torch"
+    """`torch`: the embedded engine. `vllm`: stock vLLM, which must be installed."""
+    vllm: VLLMConfig = Field(default_factory=VLLMConfig)
+    """How vLLM is started."""
     model: ModelConfig
     """The policy to serve."""
     output_dir: Path = Path("outputs/run")

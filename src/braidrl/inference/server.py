@@ -3,16 +3,17 @@
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 from collections.abc import Callable
 
 from aiohttp import web
 
 from braidrl.configs.inference import InferenceConfig
+from braidrl.inference.engines import vllm
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.routes import chat, control, generate
 from braidrl.inference.routes.context import CONTEXT, Context, errors
+from braidrl.utils.api_key import read_api_key
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +29,7 @@ async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None 
     `/health` answers 503 until the model is loaded. Raises what ended the engine, if anything did.
     """
     engine = TorchEngine(config)
-    context = Context(config, engine, _api_key(config))
+    context = Context(config, engine, read_api_key(config.api_key_var, "inference"))
     runner = web.AppRunner(
         build_app(context), handler_cancellation=True, access_log=None, shutdown_timeout=SHUTDOWN_TIMEOUT
     )
@@ -51,7 +52,9 @@ async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None 
 
 
 def run(config: InferenceConfig) -> None:
-    """`braid inference`: serve until SIGINT or SIGTERM."""
+    """`braid inference`: serve until SIGINT or SIGTERM. With vLLM this process becomes its server."""
+    if config.engine == "vllm":
+        vllm.run(config)
 
     async def main() -> None:
         task = asyncio.ensure_future(serve(config))
@@ -76,17 +79,6 @@ def build_app(context: Context) -> web.Application:
     app.router.add_post("/inference/v1/generate", generate.generate)
     app.router.add_post("/v1/chat/completions", chat.chat)
     return app
-
-
-def _api_key(config: InferenceConfig) -> str | None:
-    if config.api_key_var is None:
-        return None
-    key = os.environ.get(config.api_key_var)
-    if not key:
-        raise ValueError(
-            f"api_key_var names {config.api_key_var}, which is not set in the environment; export it"
-        )
-    return key
 
 
 def _load_tokenizer(config: InferenceConfig):

@@ -10,7 +10,15 @@ import aiohttp
 import msgspec
 
 from braidrl.orchestrator.sessions import Session
-from braidrl.utils.retry import RETRIED, Backoff, describe
+from braidrl.orchestrator.weight_updates import (
+    RefusedError,
+    Server,
+    UnavailableError,
+    WeightUpdate,
+    update_embedded,
+    weight_update_of,
+)
+from braidrl.utils.retry import Backoff, describe
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +46,8 @@ class Replica:
     """Requests that it works on."""
     reason: str = "has not answered yet"
     """Why it takes no requests."""
+    take_weights: WeightUpdate = update_embedded
+    """How it is given new weights."""
 
 
 @dataclass(eq=False)
@@ -75,6 +85,8 @@ class Replicas:
         self.models = (await self.get_json(self.all[0], "/v1/models"))["data"]
         self.takes_tokens = await self._has_route(self.all[0], GENERATE)
         for replica in self.all:
+            if self.live:
+                await self._learn_updates(replica, timeout)
             replica.version = version if self.live else None
             if version == 0 or not self.live:
                 self.set_state(replica, "open")
@@ -121,6 +133,13 @@ class Replicas:
         limit = aiohttp.ClientTimeout(total=PROBE_TIMEOUT)
         async with self.http.get(replica.url + path, timeout=limit) as response:
             return response.status != 404
+
+    async def _learn_updates(self, replica: Replica, timeout: float) -> None:
+        """Find out how it takes weights."""
+        try:
+            replica.take_weights = await weight_update_of(Server(self.http, replica.url, Backoff(timeout)))
+        except (RefusedError, UnavailableError) as error:
+            raise ReplicaError(f"the inference server at {replica.url}: {error}") from error
 
     # -- which one
 
@@ -190,33 +209,22 @@ class Replicas:
         """
         self.set_state(replica, "updating", f"weights of v{version}")
         backoff, seen = Backoff(timeout), "nothing"
-        body = msgspec.json.encode({"path": str(path.resolve()), "version": version})
-        headers = {"Content-Type": "application/json"}
+        server = Server(self.http, replica.url, backoff)
         while True:
             try:
-                limit = aiohttp.ClientTimeout(total=max(0.1, backoff.remaining))
-                url = f"{replica.url}/update_weights"
-                async with self.http.post(url, data=body, headers=headers, timeout=limit) as response:
-                    answer = await response.read()
-                if response.status == 200:
-                    break
-                seen = f"status {response.status}: {answer[:500].decode(errors='replace')}"
-                if response.status not in RETRIED:
-                    raise ReplicaError(f"{replica.url} refused the weights of v{version} ({path}): {seen}")
-            except (aiohttp.ClientError, TimeoutError) as error:
-                seen = describe(error)
+                acknowledged = await replica.take_weights(server, path.resolve(), version)
+                break
+            except RefusedError as error:
+                raise ReplicaError(
+                    f"{replica.url} refused the weights of v{version} ({path}): {error}"
+                ) from error
+            except UnavailableError as error:
+                seen = str(error)
             if not await backoff.sleep():
                 raise ReplicaError(
                     f"{replica.url} did not take the weights of v{version} ({path}) within {timeout:g} s "
                     f"(last seen: {seen}); look at its log, or raise orchestrator.gateway.update_timeout"
                 )
-        self._acknowledge(replica, version, answer)
-
-    def _acknowledge(self, replica: Replica, version: int, answer: bytes) -> None:
-        try:
-            acknowledged = msgspec.json.decode(answer)["version"]
-        except (msgspec.DecodeError, KeyError, TypeError):
-            acknowledged = answer[:200].decode(errors="replace")
         if acknowledged != version:
             raise ReplicaError(f"{replica.url} acknowledged {acknowledged!r} where v{version} was sent")
         replica.version = version

@@ -109,13 +109,34 @@ class GenerateRequest(Request):
         return take_heads(body, self.prompt, size, self.sampling.get("logprobs"))
 
 
+class _Labelled(msgspec.Struct):
+    """vLLM's span of generated tokens: a label that is ours, or its own for the weights that it started with."""
+
+    version: str
+    start: int
+    end: int
+
+
 class _Choice(msgspec.Struct):
     token_ids: list[int] = []
+    weight_versions: list[_Labelled] | None = None
 
 
 class _Answer(msgspec.Struct):
-    weight_versions: list[tuple[int, int]] | None = None
+    weight_versions: Spans | None = None
     choices: list[_Choice] = []
+
+    def spans(self) -> Spans | None:
+        """Those of all choices; None where the engine does not report them."""
+        if self.weight_versions is not None or any(choice.weight_versions is None for choice in self.choices):
+            return self.weight_versions
+        labelled = (span for choice in self.choices for span in choice.weight_versions or ())
+        return [(version_of(span.version), span.end - span.start) for span in labelled]
+
+
+def version_of(label: str) -> int:
+    """The policy version of weights that vLLM labels so; those that it started with are v0."""
+    return int(label) if label.isdecimal() else 0
 
 
 def read_spans(body: bytes, version: int | None) -> Spans:
@@ -127,13 +148,11 @@ def read_spans(body: bytes, version: int | None) -> Spans:
         return []
     answer = msgspec.json.decode(body, type=_Answer)
     count = sum(len(choice.token_ids) for choice in answer.choices)
-    if answer.weight_versions is None:
+    if (spans := answer.spans()) is None:
         return [(version, count)]
-    if (reported := sum(span[1] for span in answer.weight_versions)) != count:
-        raise ValueError(
-            f"weight_versions {answer.weight_versions} cover {reported} tokens, {count} were generated"
-        )
-    return answer.weight_versions
+    if (reported := sum(span[1] for span in spans)) != count:
+        raise ValueError(f"weight_versions {spans} cover {reported} tokens, {count} were generated")
+    return spans
 
 
 def translate_answer(body: bytes) -> bytes:

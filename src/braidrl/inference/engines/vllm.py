@@ -1,0 +1,77 @@
+"""Stock vLLM as the engine: `braid inference` becomes its OpenAI server, with the flags that a run needs.
+
+Nothing of it is patched or imported here, so it may live in an environment of its own (`vllm.python`).
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+
+from braidrl.configs.inference import InferenceConfig
+from braidrl.utils.api_key import read_api_key
+
+SERVER = "vllm.entrypoints.openai.api_server"
+
+
+class VLLMMissingError(RuntimeError):
+    """There is no vLLM that could be started."""
+
+
+def run(config: InferenceConfig) -> None:
+    """Replace this process by the server. Raises `VLLMMissingError` where there is none."""
+    python = interpreter(config)
+    os.execve(python, [python, *arguments(config)], os.environ | variables(config))
+
+
+def interpreter(config: InferenceConfig) -> str:
+    """Path of the Python that has vLLM. Raises `VLLMMissingError`."""
+    wanted = config.vllm.python or sys.executable
+    python = shutil.which(wanted)
+    if python is None:
+        raise VLLMMissingError(
+            f"inference.vllm.python is {wanted!r}, which is no program; name the python of an environment that has vLLM"
+        )
+    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    if subprocess.run([python, "-c", look], check=False).returncode:
+        raise VLLMMissingError(
+            f"{python} has no vLLM; install it there (pip install vllm), or let inference.vllm.python name the python "
+            "of an environment that has it"
+        )
+    return python
+
+
+def arguments(config: InferenceConfig) -> list[str]:
+    """What follows the interpreter on the command line."""
+    flags = {
+        "host": config.host,
+        "port": config.port,
+        "model": config.model.path,
+        "served-model-name": config.model.path,
+        "dtype": config.model.dtype,
+        "seed": config.seed,
+        "max-model-len": config.seq_len,
+        "max-num-seqs": config.max_batch_size,
+        # log-probs of the distribution that was sampled from, as the trainer replays it
+        "logprobs-mode": "processed_logprobs",
+        "max-logprobs": config.max_logprobs,
+        "tensor-parallel-size": config.vllm.tensor_parallel_size,
+        "pipeline-parallel-size": config.vllm.pipeline_parallel_size,
+        "data-parallel-size": config.vllm.data_parallel_size,
+    }
+    switches = ["enable-scale-out"]  # opens /inference/v1/generate
+    if config.model.trust_remote_code:
+        switches.append("trust-remote-code")
+    named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    return ["-m", SERVER, *named, *(f"--{name}" for name in switches), *config.vllm.args]
+
+
+def variables(config: InferenceConfig) -> dict[str, str]:
+    """Environment variables of the server. Raises `ValueError` where the one with the API key is not set."""
+    found = {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+    }  # the first opens /pause, /collective_rpc, ...
+    if (key := read_api_key(config.api_key_var, "inference")) is not None:
+        found["VLLM_API_KEY"] = key
+    return found | config.vllm.env

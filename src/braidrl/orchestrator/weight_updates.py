@@ -1,0 +1,96 @@
+"""How an inference server takes new weights: Braid's own in one call, stock vLLM in the calls that it has for it."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from braidrl.orchestrator.requests import version_of
+from braidrl.utils.retry import RETRIED, Backoff, describe
+
+
+class UnavailableError(RuntimeError):
+    """A server that is busy, starting or away: to be asked again."""
+
+
+class RefusedError(RuntimeError):
+    """A server that will not do what it was asked."""
+
+
+@dataclass
+class Server:
+    """Calls to one inference server, until a deadline."""
+
+    http: aiohttp.ClientSession
+    url: str
+    backoff: Backoff
+
+    async def get(self, path: str) -> tuple[int, bytes]:
+        """Status and body. Raises `UnavailableError`."""
+        return await self._call("GET", path)
+
+    async def post(self, path: str, body: Any = None) -> bytes:
+        """The body of an answer of status 200. Raises `UnavailableError` and `RefusedError`."""
+        status, answer = await self._call("POST", path, b"" if body is None else msgspec.json.encode(body))
+        if status != 200:
+            raise RefusedError(f"{path} answered {status}: {answer[:500].decode(errors='replace')}")
+        return answer
+
+    async def _call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+        limit = aiohttp.ClientTimeout(total=max(0.1, self.backoff.remaining))
+        headers = {"Content-Type": "application/json"} if body else {}
+        try:
+            async with self.http.request(
+                method, self.url + path, data=body, headers=headers, timeout=limit
+            ) as response:
+                answer = await response.read()
+        except (aiohttp.ClientError, TimeoutError) as error:
+            raise UnavailableError(describe(error)) from error
+        if response.status in RETRIED:
+            raise UnavailableError(f"status {response.status}: {answer[:500].decode(errors='replace')}")
+        return response.status, answer
+
+
+WeightUpdate = Callable[[Server, Path, int], Awaitable[Any]]
+"""Gives a server the weights in a folder as a version, and returns the version that it then says to serve. It may be
+called again where it was cut off. Raises `UnavailableError` and `RefusedError`."""
+
+
+async def update_embedded(server: Server, path: Path, version: int) -> Any:
+    """The embedded engine holds its requests, loads, and goes on, in one call."""
+    answer = await server.post("/update_weights", {"path": str(path), "version": version})
+    try:
+        return msgspec.json.decode(answer)["version"]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace")
+
+
+async def update_vllm(server: Server, path: Path, version: int) -> Any:
+    """vLLM: hold its requests, load in place, forget what the old weights have cached (requests under way compute
+    theirs anew), label what is sampled from now on, go on."""
+    await server.post("/pause?mode=keep")
+    await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
+    reset = msgspec.json.decode(await server.post("/reset_prefix_cache?reset_running_requests=true"))
+    if not reset["success"]:
+        raise UnavailableError("the prefix cache is still held")
+    await server.post("/update_weight_version", {"new_version": str(version)})
+    await server.post("/resume")
+    _, answer = await server.get("/weight_info")
+    return version_of(msgspec.json.decode(answer)["weight_version"])
+
+
+async def weight_update_of(server: Server) -> WeightUpdate:
+    """How this server takes weights. Raises `RefusedError` for a vLLM that lacks the routes, naming what opens them."""
+    status, _ = await server.get("/weight_info")
+    if status == 200:
+        return update_vllm
+    status, answer = await server.get("/version")
+    if status != 200:
+        return update_embedded
+    raise RefusedError(
+        f"it is vLLM {answer.decode(errors='replace')} without /weight_info, so it cannot take weights under way; "
+        "use 0.32 or later, started with --enable-scale-out and VLLM_SERVER_DEV_MODE=1 (braid inference does so)"
+    )
