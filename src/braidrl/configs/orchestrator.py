@@ -94,6 +94,9 @@ class ClientConfig(BaseConfig):
 
     base_url: list[str] = Field(default=["http://127.0.0.1:8000/v1"], min_length=1)
     """One address a replica, each ending in `/v1`."""
+    address_file: Path | None = None
+    """File with an address a line, in the order of `base_url`, that is read again while a replica is away, for it may
+    come back elsewhere; None: they stay where they are. `braid rl` fills it in where they may move."""
     api_key_var: str | None = None
     """Environment variable that holds the replicas' API key; None: no key."""
     startup_timeout: float = Field(600.0, gt=0)

@@ -10,7 +10,9 @@ from braidrl.utils.api_key import bearer, read_api_key
 async def connect(config: OrchestratorConfig, version: int, stack: AsyncExitStack) -> dict[str, Replicas]:
     """The replicas of the policy and of every frozen model that a source samples from, by model name."""
     headers = bearer(policy_key(config))
-    pools = {config.model.path: Replicas(config.client.base_url, live=True, headers=headers)}
+    client = config.client
+    policy = Replicas(client.base_url, live=True, headers=headers, address_file=client.address_file)
+    pools = {config.model.path: policy}
     for source in config.train.source:
         frozen = source.algo.sampling.source
         if frozen == "policy":

@@ -58,9 +58,11 @@ class Replicas:
     live: bool
     headers: dict[str, str] = field(default_factory=dict)
     """Sent with every request (the API key)."""
+    address_file: Path | None = None
+    """Where their launcher publishes their addresses anew, a line each, when one moves; None: they stay."""
 
     def __post_init__(self) -> None:
-        self.all = [Replica(url.rstrip("/").removesuffix("/v1")) for url in self.urls]
+        self.all = [Replica(_bare(url)) for url in self.urls]
         self.models: list[dict[str, Any]] = []
         self.takes_tokens = True
         """Whether they take and give token ids, or messages alone, as chat endpoints do."""
@@ -100,6 +102,7 @@ class Replicas:
         """Wait for `GET /health` to answer 200; a frozen model's server may be one without that route."""
         backoff, seen = Backoff(timeout), "nothing"
         while True:
+            self._follow(replica)
             try:
                 limit = aiohttp.ClientTimeout(total=min(PROBE_TIMEOUT, max(0.1, backoff.remaining)))
                 async with self.http.get(f"{replica.url}/health", timeout=limit) as response:
@@ -113,6 +116,11 @@ class Replicas:
                     f"the inference server at {replica.url} was not ready within {timeout:g} s (last seen: "
                     f"{seen}); look at its log, or raise orchestrator.client.startup_timeout"
                 )
+
+    def _follow(self, replica: Replica) -> None:
+        """Look where a server is now: it may have been started anew on another machine."""
+        if self.address_file is not None and self.address_file.is_file():
+            replica.url = _bare(self.address_file.read_text().split()[self.all.index(replica)])
 
     async def get_json(self, replica: Replica, path: str) -> Any:
         return msgspec.json.decode(await self.read(replica, path))
@@ -209,8 +217,9 @@ class Replicas:
         """
         self.set_state(replica, "updating", f"weights of v{version}")
         backoff, seen = Backoff(timeout), "nothing"
-        server = Server(self.http, replica.url, backoff)
         while True:
+            self._follow(replica)
+            server = Server(self.http, replica.url, backoff)
             try:
                 acknowledged = await replica.take_weights(server, path.resolve(), version)
                 break
@@ -229,3 +238,7 @@ class Replicas:
             raise ReplicaError(f"{replica.url} acknowledged {acknowledged!r} where v{version} was sent")
         replica.version = version
         self.set_state(replica, "open")
+
+
+def _bare(url: str) -> str:
+    return url.rstrip("/").removesuffix("/v1")
