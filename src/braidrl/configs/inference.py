@@ -12,9 +12,12 @@ HEAD_MARGIN = 2
 """Candidates beyond a head that it takes to recover it: a low-ranked sampled token may take one place, and one shows
 whether the last of the head is tied with the next."""
 
+WORKER_EXTENSION = "braid_vllm.PolicyWorker"
+"""What `braid inference` adds to vLLM's workers (`inference/vllm_worker`)."""
+
 
 class VLLMConfig(BaseConfig):
-    """How stock vLLM is started (`engine = "vllm"`)."""
+    """How stock vLLM is started; nothing of it is read with another engine."""
 
     python: str | None = None
     """Interpreter of the environment that vLLM is installed in; None: this one."""
@@ -25,7 +28,7 @@ class VLLMConfig(BaseConfig):
     data_parallel_size: int = Field(1, ge=1)
     """Copies of the model behind one address."""
     args: list[str] = Field(default_factory=list)
-    """Further flags, as vLLM's server takes them; they win over Braid's."""
+    """Further flags of vLLM's server, as on its command line (`["--enforce-eager"]`); they win over Braid's."""
     env: dict[str, str] = Field(default_factory=dict)
     """Further environment variables."""
 

@@ -4,8 +4,8 @@ import aiohttp
 
 from braidrl.orchestrator.replicas import Replica, ReplicaError, Replicas
 
-WAITING = "braid_requests_waiting"
-"""The gauge of `GET /metrics` that says so."""
+WAITING = "braid_requests_waiting", "vllm:num_requests_waiting"
+"""The gauges of `GET /metrics` that say so: the embedded engine's and vLLM's."""
 
 
 async def engine_queue(pool: Replicas) -> int | None:
@@ -20,7 +20,8 @@ async def _waiting(pool: Replicas, replica: Replica) -> int | None:
         text = (await pool.read(replica, "/metrics")).decode()
     except (aiohttp.ClientError, TimeoutError, ReplicaError):
         return None  # whether a server is up is for the calls themselves to find out
-    return gauge(text, WAITING)
+    counts = [gauge(text, name) for name in WAITING]
+    return next((count for count in counts if count is not None), None)
 
 
 def gauge(text: str, name: str) -> int | None:

@@ -2,12 +2,14 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
+from braidrl.configs.inference import WORKER_EXTENSION
 from braidrl.orchestrator.requests import version_of
 from braidrl.utils.retry import RETRIED, Backoff, describe
 
@@ -68,29 +70,53 @@ async def update_embedded(server: Server, path: Path, version: int) -> Any:
         return answer[:200].decode(errors="replace")
 
 
-async def update_vllm(server: Server, path: Path, version: int) -> Any:
+async def update_vllm(server: Server, path: Path, version: int, *, loader: str = "reload_weights") -> Any:
     """vLLM: hold its requests, load in place, forget what the old weights have cached (requests under way compute
-    theirs anew), label what is sampled from now on, go on."""
+    theirs anew), label what is sampled from now on, go on. `loader` is the method of its workers that loads."""
     await server.post("/pause?mode=keep")
-    await server.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(path)}})
+    await server.post("/collective_rpc", {"method": loader, "kwargs": {"weights_path": str(path)}})
     reset = msgspec.json.decode(await server.post("/reset_prefix_cache?reset_running_requests=true"))
     if not reset["success"]:
         raise UnavailableError("the prefix cache is still held")
     await server.post("/update_weight_version", {"new_version": str(version)})
     await server.post("/resume")
+    return await served_version(server)
+
+
+async def served_version(server: Server) -> int:
+    """The version that vLLM says to serve."""
     _, answer = await server.get("/weight_info")
     return version_of(msgspec.json.decode(answer)["weight_version"])
 
 
 async def weight_update_of(server: Server) -> WeightUpdate:
-    """How this server takes weights. Raises `RefusedError` for a vLLM that lacks the routes, naming what opens them."""
+    """How this server takes weights. Raises `RefusedError` for a vLLM that cannot, with what is missing."""
     status, _ = await server.get("/weight_info")
     if status == 200:
-        return update_vllm
+        return partial(update_vllm, loader=await _loader_of(server))
     status, answer = await server.get("/version")
     if status != 200:
         return update_embedded
     raise RefusedError(
-        f"it is vLLM {answer.decode(errors='replace')} without /weight_info, so it cannot take weights under way; "
-        "use 0.32 or later, started with --enable-scale-out and VLLM_SERVER_DEV_MODE=1 (braid inference does so)"
+        f"it is vLLM {answer.decode(errors='replace')} without the route /weight_info, so it cannot take weights under "
+        "way; use 0.32 or later, started with --enable-scale-out and VLLM_SERVER_DEV_MODE=1 (braid inference does so)"
     )
+
+
+async def _loader_of(server: Server) -> str:
+    """The method of vLLM's workers that loads weights in place: Braid's own where they have it."""
+    status, answer = await server.get("/server_info?config_format=json")
+    if status != 200:
+        raise RefusedError(
+            f"it is a vLLM without the route /server_info (status {status}); use 0.32 or later"
+        )
+    config = msgspec.json.decode(answer)["vllm_config"]
+    if config["parallel_config"]["worker_extension_cls"] == WORKER_EXTENSION:
+        return "load_policy"
+    if config["device_config"]["device"] == "cpu":
+        raise RefusedError(
+            f"it is vLLM on a CPU without --worker-extension-cls {WORKER_EXTENSION}, and would go on with the old "
+            "weights of an output layer that is tied with the embeddings; start it with braid inference, or as "
+            "docs/inference.md says"
+        )
+    return "reload_weights"

@@ -7,11 +7,14 @@ import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
-from braidrl.configs.inference import InferenceConfig
+from braidrl.configs.inference import WORKER_EXTENSION, InferenceConfig
 from braidrl.utils.api_key import read_api_key
 
 SERVER = "vllm.entrypoints.openai.api_server"
+WORKER_FOLDER = Path(__file__).parents[1] / "vllm_worker"
+"""All of Braid that vLLM's interpreter sees."""
 
 
 class VLLMMissingError(RuntimeError):
@@ -52,12 +55,14 @@ def arguments(config: InferenceConfig) -> list[str]:
         "seed": config.seed,
         "max-model-len": config.seq_len,
         "max-num-seqs": config.max_batch_size,
+        "max-num-batched-tokens": max(config.prefill_tokens, config.max_batch_size),
         # log-probs of the distribution that was sampled from, as the trainer replays it
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": config.max_logprobs,
         "tensor-parallel-size": config.vllm.tensor_parallel_size,
         "pipeline-parallel-size": config.vllm.pipeline_parallel_size,
         "data-parallel-size": config.vllm.data_parallel_size,
+        "worker-extension-cls": WORKER_EXTENSION,
     }
     switches = ["enable-scale-out"]  # opens /inference/v1/generate
     if config.model.trust_remote_code:
@@ -69,9 +74,13 @@ def arguments(config: InferenceConfig) -> list[str]:
 def variables(config: InferenceConfig) -> dict[str, str]:
     """Environment variables of the server. Raises `ValueError` where the one with the API key is not set."""
     found = {
-        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_SERVER_DEV_MODE": "1",  # opens /pause, /collective_rpc, ...
         "VLLM_NO_USAGE_STATS": "1",
-    }  # the first opens /pause, /collective_rpc, ...
+        "PYTHONPATH": os.pathsep.join(filter(None, [str(WORKER_FOLDER), os.environ.get("PYTHONPATH")])),
+    }
+    if config.threads is not None:
+        # where processes share cores, none of them may bind its threads to some
+        found |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     if (key := read_api_key(config.api_key_var, "inference")) is not None:
         found["VLLM_API_KEY"] = key
     return found | config.vllm.env
