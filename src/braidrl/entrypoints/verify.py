@@ -52,7 +52,10 @@ def main(args: list[str]) -> int:
 
     from braidrl.trainer.parallel import data_parallel
 
-    with data_parallel(TIMEOUT) as parallel, Console(stderr=True).status("sampling") as status:
+    with (
+        data_parallel(TIMEOUT, config.trainer.parallel.shard_size) as parallel,
+        Console(stderr=True).status("sampling") as status,
+    ):
         found = verify(config, options.batch, parallel, status.update)
     if found is None:
         return 0

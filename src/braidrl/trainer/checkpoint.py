@@ -1,34 +1,33 @@
 """The trainer's half of a checkpoint: everything that the next step depends on, without pickle.
 
-    trainer/model.safetensors      float32 master weights, by parameter name
+    trainer/model.safetensors      float32 master weights of what is trained, by parameter name
     trainer/optimizer.safetensors  AdamW state, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
-    trainer/reference.safetensors  weights of the `reference_kl` model, if it moves
+    trainer/reference.safetensors  the same weights of the `reference_kl` model, if it moves
     trainer/rng.safetensors        random state of every process, `cpu` u8[P, N] (and `cuda`)
     trainer/progress.json          {"step": n}; the learning-rate schedule is a function of it
 
-Shards are saved whole, so that a run may resume on another number of processes.
+Of several processes each writes the rows that it holds, `model-00001-of-00004.safetensors` (`trainer/parts.py`), and
+any number of them reads its own again, so that a run may resume on another number of processes.
 """
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from braidrl.trainer.parallel import Parallel, gathered, sharded_like
-from braidrl.utils.publish import publish_folder
+from braidrl.trainer.optim import place_state
+from braidrl.trainer.parallel import Parallel, Rows, rows_of
+from braidrl.trainer.parts import PartsReader, find_parts, save_parts
+from braidrl.utils.publish import publish_folder, staging_path
 
-MODEL, OPTIMIZER, REFERENCE, RNG, PROGRESS = (
-    "model.safetensors",
-    "optimizer.safetensors",
-    "reference.safetensors",
-    "rng.safetensors",
-    "progress.json",
-)
+MODEL, OPTIMIZER, REFERENCE = "model", "optimizer", "reference"
+RNG, PROGRESS = "rng.safetensors", "progress.json"
 
 
 def save_checkpoint(
@@ -39,23 +38,19 @@ def save_checkpoint(
     parallel: Parallel,
     reference: nn.Module | None = None,
 ) -> None:
-    """Publish the trainer's state after `step` as `folder`. Every process calls it; the first writes.
+    """Publish the trainer's state after `step` as `folder`, when every process, all of which call it, has written.
 
     `reference` is the model of `reference_kl` where it moves, so that its path no longer says what it is.
     """
-    weights = _gather(dict(model.named_parameters()), parallel)
-    moved = None if reference is None else _gather(dict(reference.named_parameters()), parallel)
-    state = _gather(_optimizer_tensors(model, optimizer), parallel)
     rng = _gather_rng(parallel)
-    if parallel.leads:
-        with publish_folder(folder) as staging:
-            save_file(weights, staging / MODEL)
-            save_file(state, staging / OPTIMIZER)
-            if moved is not None:
-                save_file(moved, staging / REFERENCE)
+    with _published_by_all(folder, parallel) as staging:
+        save_parts(staging, MODEL, _weights(model, model), parallel)
+        save_parts(staging, OPTIMIZER, _optimizer_state(model, optimizer), parallel)
+        if reference is not None:
+            save_parts(staging, REFERENCE, _weights(reference, model), parallel)
+        if parallel.leads:
             save_file(rng, staging / RNG)
             (staging / PROGRESS).write_text(json.dumps({"step": step}))
-    parallel.barrier()
 
 
 def load_checkpoint(
@@ -74,55 +69,85 @@ def load_checkpoint(
         raise FileNotFoundError(
             f"no trainer checkpoint at {folder}; resume from a step that has one, or start anew"
         )
-    parameters = dict(model.named_parameters())
-    load_weights(folder / MODEL, model)
+    trained = _trained(model)
+    load_weights(folder, model)
     if reference is not None:
-        if not (folder / REFERENCE).is_file():
+        try:
+            find_parts(folder, REFERENCE)
+        except FileNotFoundError:
             raise ValueError(
-                f"{folder} has no {REFERENCE}, but trainer.reference_kl.update_interval moves a reference; resume "
-                f"with the reference_kl that the run was started with"
-            )
-        load_weights(folder / REFERENCE, reference)
-    with safe_open(folder / OPTIMIZER, "pt") as file:
-        for key in file.keys():  # noqa: SIM118 (not a dict)
+                f"{folder} has no {REFERENCE}.safetensors, but trainer.reference_kl.update_interval moves a "
+                "reference; resume with the reference_kl that the run was started with"
+            ) from None
+        load_weights(folder, reference, REFERENCE, trained)
+    with PartsReader(folder, OPTIMIZER) as state:
+        for key in sorted(state.names()):
             field, name = key.split("/", 1)
-            parameter, tensor = parameters[name], file.get_tensor(key)
-            # the fused optimizer keeps its scalar step counters beside the parameters, not sharded
-            placed = tensor.to(parameter.device) if field == "step" else sharded_like(tensor, parameter)
-            optimizer.state[parameter][field] = placed
+            # a step counter is one number; the rest lies as its parameter does
+            local = state.read(key) if field == "step" else _read_like(state, key, trained[name])
+            place_state(optimizer, trained[name], field, local)
     _restore_rng(load_file(folder / RNG), parallel)
     return json.loads((folder / PROGRESS).read_text())["step"]
 
 
-def load_weights(path: Path, model: nn.Module) -> None:
-    """Copy the whole weights of a checkpoint's file into a model, sharded or not.
+def load_weights(
+    folder: Path, model: nn.Module, name: str = MODEL, trained: dict[str, nn.Parameter] | None = None
+) -> None:
+    """Copy the weights `name` of a checkpoint into a model's trainable parameters, or those called as in `trained`;
+    each process reads what it holds of them.
 
     Raises `ValueError` when they are another model's.
     """
     parameters = dict(model.named_parameters())
-    with safe_open(path, "pt") as file, torch.no_grad():
-        _check_shapes(path, file, parameters)
-        for name, parameter in parameters.items():
-            parameter.copy_(sharded_like(file.get_tensor(name), parameter))
+    wanted = {key: parameters[key] for key in trained or _trained(model)}
+    with PartsReader(folder, name) as parts, torch.no_grad():
+        _check_shapes(parts, wanted)
+        for key, parameter in wanted.items():
+            rows_of(parameter).local.copy_(_read_like(parts, key, parameter))
 
 
-def _gather(tensors: dict[str, torch.Tensor], parallel: Parallel) -> dict[str, torch.Tensor]:
-    """Whole tensors on the CPU of the first process, one at a time; the others only take part."""
-    whole = {}
-    for name, tensor in tensors.items():
-        full = gathered(tensor.detach())
-        if parallel.leads:
-            whole[name] = full.cpu().contiguous()
-    return whole
+def _read_like(parts: PartsReader, name: str, parameter: nn.Parameter) -> torch.Tensor:
+    """The rows of a tensor that this process holds of the parameter."""
+    rows = rows_of(parameter)
+    return parts.read(name) if rows.total is None else parts.read(name, rows.start, len(rows.local))
 
 
-def _optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def _weights(model: nn.Module, policy: nn.Module) -> dict[str, Rows]:
+    """Of `model`, what is trained of `policy`."""
+    parameters = dict(model.named_parameters())
+    return {name: rows_of(parameters[name]) for name in _trained(policy)}
+
+
+def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Rows]:
     # optimizer.state is a defaultdict: `get` does not make entries for parameters that never took a step
-    return {
-        f"{field}/{name}": tensor
-        for name, parameter in model.named_parameters()
-        for field, tensor in optimizer.state.get(parameter, {}).items()
-    }
+    found = {}
+    for name, parameter in _trained(model).items():
+        for field, tensor in optimizer.state.get(parameter, {}).items():
+            local = rows_of(tensor)
+            # state that was offloaded lies as its parameter does, but is an ordinary tensor
+            found[f"{field}/{name}"] = (
+                local if field == "step" else replace(rows_of(parameter), local=local.local)
+            )
+    return found
+
+
+@contextmanager
+def _published_by_all(folder: Path, parallel: Parallel) -> Iterator[Path]:
+    """`publish_folder`, of which every process fills a part."""
+    if not parallel.leads:
+        parallel.barrier()
+        yield staging_path(folder)
+        parallel.barrier()
+    else:
+        with publish_folder(folder) as staging:
+            parallel.barrier()  # it is there
+            yield staging
+            parallel.barrier()  # all have written
+    parallel.barrier()
 
 
 def _gather_rng(parallel: Parallel) -> dict[str, torch.Tensor]:
@@ -148,18 +173,17 @@ def _restore_rng(states: dict[str, torch.Tensor], parallel: Parallel) -> None:
         torch.cuda.set_rng_state(states["cuda"][parallel.rank].clone(), parallel.device)
 
 
-def _check_shapes(path: Path, file: Any, parameters: dict[str, nn.Parameter]) -> None:
+def _check_shapes(parts: PartsReader, parameters: dict[str, nn.Parameter]) -> None:
     remedy = "resume with the model.path that the run was started with"
-    saved, required = set(file.keys()), set(parameters)
+    saved, required = parts.names(), set(parameters)
     if saved != required:
         raise ValueError(
-            f"{path} belongs to another model: missing {sorted(required - saved)[:3]}, "
+            f"{parts.place} belongs to another model: missing {sorted(required - saved)[:3]}, "
             f"unknown {sorted(saved - required)[:3]}; {remedy}"
         )
     for name, parameter in parameters.items():
-        shape = file.get_slice(name).get_shape()
-        if shape != list(parameter.shape):
+        if (shape := parts.shape(name)) != list(parameter.shape):
             raise ValueError(
-                f"{path} belongs to another model: {name} has shape {shape}, required is "
+                f"{parts.place} belongs to another model: {name} has shape {shape}, required is "
                 f"{list(parameter.shape)}; {remedy}"
             )

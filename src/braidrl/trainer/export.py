@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from braidrl.trainer.checkpoint import MODEL, load_weights
+from braidrl.trainer.checkpoint import load_weights
 from braidrl.trainer.model import save_model
 from braidrl.utils.model_source import ModelSource
 from braidrl.utils.publish import publish_folder
@@ -49,7 +49,7 @@ def export_model(
     trust = trust_remote_code or settings.get("trust_remote_code", False)
     model = AutoModelForCausalLM.from_pretrained(origin, dtype=loaded, trust_remote_code=trust)
     if source.checkpoint is not None:
-        load_weights(source.checkpoint / MODEL, model)
+        load_weights(source.checkpoint, model)
     with publish_folder(target) as folder:
         save_model(model, origin, folder, getattr(torch, dtype))
     return dtype

@@ -2,12 +2,45 @@
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.optim.adamw import adamw
 
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
-from braidrl.trainer.parallel import gathered
+from braidrl.trainer.parallel import gathered, rows_of
+
+
+class OffloadedAdamW(torch.optim.AdamW):
+    """AdamW whose moments lie, and whose step runs, in CPU memory; parameters and gradients stay where they are.
+
+    Of a sharded parameter each process steps its own shard. On a CPU the result is that of the fused form, bit by bit.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One parameter at a time, so that a copy of one is all that it needs beside the moments."""
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._step_one(parameter, parameter.grad, group)
+
+    def _step_one(self, parameter: nn.Parameter, gradient: Tensor, group: dict[str, Any]) -> None:
+        place = rows_of(parameter).local
+        weights, gradient = place.cpu(), rows_of(gradient).local.cpu()
+        state = self.state[parameter]
+        if not state:
+            state["step"] = torch.zeros((), dtype=torch.float32)
+            state |= {name: torch.zeros_like(weights) for name in ("exp_avg", "exp_avg_sq")}
+        beta1, beta2 = group["betas"]
+        adamw(
+            *([weights], [gradient], [state["exp_avg"]], [state["exp_avg_sq"]], [], [state["step"]]),
+            **{name: group[name] for name in ("lr", "weight_decay", "eps", "amsgrad", "maximize", "fused")},
+            beta1=beta1,
+            beta2=beta2,
+        )
+        place.copy_(weights)  # onto itself where the parameter is on the CPU
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
@@ -20,13 +53,35 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(
+    kind = OffloadedAdamW if config.offload else torch.optim.AdamW
+    return kind(
         [group for group in groups if group["params"]],
         lr=config.lr,
         betas=config.betas,
         eps=config.eps,
         fused=True,
     )
+
+
+def place_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, field: str, local: Tensor) -> None:
+    """Set a field of a parameter's state to what this process holds of it (a step counter: all of it)."""
+    if isinstance(optimizer, OffloadedAdamW):
+        placed = local.cpu()
+    elif field == "step":  # the fused form keeps it beside the parameter, not sharded
+        placed = local.to(parameter.device)
+    else:
+        placed = torch.empty_like(parameter, requires_grad=False)
+        rows_of(placed).local.copy_(local)
+    optimizer.state[parameter][field] = placed
+
+
+def move_state(optimizer: torch.optim.Optimizer, device: torch.device) -> None:
+    """Take the optimizer's state to a device, where it is not kept on the CPU anyway."""
+    if isinstance(optimizer, OffloadedAdamW):
+        return
+    for state in optimizer.state.values():
+        for field, tensor in state.items():
+            state[field] = tensor.to(device)
 
 
 def learning_rate(optim: OptimConfig, scheduler: SchedulerConfig, step: int, max_steps: int) -> float:

@@ -14,9 +14,7 @@ from braidrl.trainer.checkpoint import load_weights
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
 from braidrl.trainer.model import load_model
 from braidrl.trainer.parallel import Parallel, shard
-
-CHECKPOINT_MODEL = Path("trainer") / "model.safetensors"
-"""The master weights in a checkpoint of a run."""
+from braidrl.utils.model_source import MASTERS
 
 
 class Policy(nn.Module):
@@ -63,16 +61,16 @@ def load_reference(config: TrainerConfig, parallel: Parallel) -> Policy | None:
     if config.reference_kl is None:
         return None
     path = Path(config.reference_kl.path)
-    if (checkpoint := path / CHECKPOINT_MODEL).is_file():
+    if any((path / "trainer").glob(MASTERS)):
         model = load_model(config.model, parallel.device, longest_path=config.seq_len)
-        load_weights(checkpoint, model)
+        load_weights(path / "trainer", model)
     elif (path / "config.json").is_file():
         source = ModelConfig.model_validate(config.model.model_dump() | {"path": str(path)})
         model = load_model(source, parallel.device, longest_path=config.seq_len)
     else:
         raise FileNotFoundError(
             f"trainer.reference_kl.path = {str(path)!r} holds neither config.json (a Hugging Face folder) nor "
-            f"{CHECKPOINT_MODEL} (a checkpoint, outputs/run/checkpoints/step_000100)"
+            f"trainer/{MASTERS} (a checkpoint, outputs/run/checkpoints/step_000100)"
         )
     model.requires_grad_(False)
     return _shard(Policy(model, getattr(torch, config.model.dtype)), parallel)

@@ -18,7 +18,7 @@ from braidrl.trainer.forward import DeviceMicroBatch, to_device
 from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib
 from braidrl.trainer.model import save_model
 from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
-from braidrl.trainer.parallel import Parallel, gathered_state
+from braidrl.trainer.parallel import Parallel, gathered_state, sum_gradients
 from braidrl.trainer.policy import Policy, load_policy, load_reference
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
@@ -117,9 +117,9 @@ class Learner:
 
     def publish(self, run: RunFolder, version: int) -> None:
         """Publish the weights as policy version `version`. Every process calls it; the first writes."""
-        state = gathered_state(self.model, self.parallel)
+        source, dtype = self.config.model.path, self.policy.compute_dtype
+        state = gathered_state(self.model, self.parallel, dtype)
         if self.parallel.leads:
-            source, dtype = self.config.model.path, self.policy.compute_dtype
             publish_weights(run, version, lambda folder: save_model(self.model, source, folder, dtype, state))
         self.parallel.barrier()
 
@@ -146,7 +146,9 @@ class Learner:
         """Accumulate and clip the batch's gradient; returns global metrics, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = MetricSums()
-        for row in self._rows(batch):
+        rows = self._rows(batch)
+        for turn, row in enumerate(rows, start=1):
+            sum_gradients(self.policy, turn == len(rows), self.config.parallel.reduce_each_micro_batch)
             try:
                 sums.add(self._backward(to_device(row, self.parallel.device), normalisers))
             except LossFunctionError as error:

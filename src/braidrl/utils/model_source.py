@@ -6,8 +6,8 @@ from pathlib import Path
 
 from braidrl.utils.run_folder import STEP, RunFolder
 
-MASTERS = "model.safetensors"
-"""The float32 weights in the trainer's half of a checkpoint."""
+MASTERS = "model*.safetensors"
+"""The float32 weights in the trainer's half of a checkpoint: one file, or one of each process that held a part."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ def find_model(path: Path, step: int | None = None) -> ModelSource:
         raise FileNotFoundError(f"there is no folder {path}")
     half = path if path.name == "trainer" else path / "trainer"
     single = _model_folder(path) if (path / "config.json").is_file() else None
-    if single is None and (half / MASTERS).is_file():
+    if single is None and any(half.glob(MASTERS)):
         single = _checkpoint(half)
     if single is not None:
         if step is not None and step != single.step:

@@ -22,7 +22,7 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
     Raises `TimeoutError` when a batch does not come and `NonFiniteError` when a step cannot be taken.
     """
     run, done = RunFolder(config.output_dir), resume_step or 0
-    with data_parallel() as parallel:
+    with data_parallel(shard_size=config.parallel.shard_size) as parallel:
         learner = Learner.load(config, parallel)
         if done:
             load_checkpoint(

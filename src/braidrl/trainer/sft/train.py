@@ -21,7 +21,7 @@ def train_sft(config: SFTConfig) -> None:
     run = RunFolder(config.output_dir)
     if run.weights(config.max_steps).exists():
         raise FileExistsError(f"{run.weights(config.max_steps)} is trained already; set another output_dir")
-    with data_parallel() as parallel:
+    with data_parallel(shard_size=config.parallel.shard_size) as parallel:
         learner = Learner.load(trainer_config(config), parallel)
         demonstrations = Demonstrations(config, load_renderer(config.model.path, config.renderer))
         metrics = MetricsWriter(run.metrics("trainer"))

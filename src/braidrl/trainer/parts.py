@@ -1,0 +1,120 @@
+"""Named tensors on disk that several processes wrote, each its rows, without pickle and without talking.
+
+    NAME.safetensors                     one writer: an ordinary safetensors file
+    NAME-00001-of-00004.safetensors ...  several: each has the rows that it held, and its header (`__metadata__`) says
+                                         for each of these tensors "FIRST/TOTAL": which row comes first, of how many
+
+Any number of processes may read them again: each asks for the rows that it holds now, whoever wrote them.
+"""
+
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from braidrl.trainer.parallel import Parallel, Rows
+from braidrl.utils.publish import sync
+
+PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
+
+
+def save_parts(folder: Path, name: str, tensors: Mapping[str, Rows], parallel: Parallel) -> None:
+    """Write what this process holds of `tensors` into `folder`; every process calls it. Whole tensors are written once,
+    and so is each row where there are several copies."""
+    if parallel.rank >= parallel.writers:
+        return
+    several = parallel.writers > 1
+    mine = {key: rows for key, rows in tensors.items() if parallel.leads or (rows.total and len(rows.local))}
+    file = f"{name}-{parallel.rank + 1:05d}-of-{parallel.writers:05d}" if several else name
+    places = {key: f"{rows.start}/{rows.total}" for key, rows in mine.items() if several and rows.total}
+    path = folder / f"{file}.safetensors"
+    # an empty header beside no tensors would be no JSON
+    save_file(
+        {key: rows.local.detach().cpu().contiguous() for key, rows in mine.items()}, path, places or None
+    )
+    sync(path)
+
+
+class PartsReader:
+    """The tensors `name` of a folder, a few rows at a time. A context manager: it keeps the files open."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        """Raises `FileNotFoundError` where there are none, and `ValueError` where a writer's file is missing."""
+        self.place = folder / f"{name}.safetensors"
+        self._files = ExitStack()
+        self._found: dict[str, list[tuple[int, Any]]] = {}
+        self._totals: dict[str, int | None] = {}
+        for path in find_parts(folder, name):
+            file = self._files.enter_context(safe_open(path, "pt"))
+            places = file.metadata() or {}
+            for key in file.keys():  # noqa: SIM118 (not a dict)
+                start, total = map(int, places[key].split("/")) if key in places else (0, None)
+                self._found.setdefault(key, []).append((start, file))
+                self._totals[key] = total
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def names(self) -> set[str]:
+        """Of all tensors."""
+        return set(self._found)
+
+    def shape(self, name: str) -> list[int]:
+        """Of the whole tensor."""
+        shape = self._found[name][0][1].get_slice(name).get_shape()
+        total = self._totals[name]
+        return shape if total is None else [total, *shape[1:]]
+
+    def read(self, name: str, start: int = 0, count: int | None = None) -> torch.Tensor:
+        """Rows `start` to `start + count` of a tensor, on the CPU; count None: the whole tensor.
+
+        Raises `ValueError` where some of them are missing.
+        """
+        if count is None:
+            shape = self.shape(name)
+            if not shape:
+                return self._found[name][0][1].get_tensor(name)
+            count = shape[0]
+        pieces = []
+        for first, file in self._found[name]:
+            piece = file.get_slice(name)
+            length = piece.get_shape()[0]
+            low, high = (min(max(row - first, 0), length) for row in (start, start + count))
+            pieces.append(piece[low:high])
+        tensor = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+        if len(tensor) != count:
+            raise ValueError(
+                f"{self.place}: rows {start} to {start + count} of {name} are not all there; copy the whole "
+                "checkpoint again"
+            )
+        return tensor
+
+
+def find_parts(folder: Path, name: str) -> list[Path]:
+    """The files of `name` in `folder`, of one writer or of several.
+
+    Raises `FileNotFoundError` where there are none, and `ValueError` where a writer's file is missing.
+    """
+    whole = folder / f"{name}.safetensors"
+    if whole.is_file():
+        return [whole]
+    parts = sorted(path for path in folder.glob(f"{name}-*.safetensors") if PART.fullmatch(path.name))
+    if not parts:
+        raise FileNotFoundError(
+            f"{folder} has neither {whole.name} nor parts of it ({name}-00001-of-...); it is no checkpoint of the "
+            "trainer"
+        )
+    required = int(PART.fullmatch(parts[0].name)["count"])  # type: ignore[index]
+    if len(parts) != required:
+        raise ValueError(
+            f"{folder} has {len(parts)} parts of {name}, required are {required}; copy the whole checkpoint again"
+        )
+    return parts
