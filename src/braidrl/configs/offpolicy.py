@@ -59,8 +59,9 @@ class ReferenceKLConfig(BaseConfig):
     """Multiply it by the ratio pi / old, differentiated, so that k1 and k3 have the gradient of the exact KL."""
     update_interval: int = Field(0, ge=0)
     """The reference becomes the policy after every n-th step; 0: never."""
-    path: str
-    """A Hugging Face folder, or a checkpoint of a run (`outputs/run/checkpoints/step_000100`)."""
+    path: str | None = None
+    """A Hugging Face folder, or a checkpoint of a run (`outputs/run/checkpoints/step_000100`); None: the policy that
+    the run starts from. With `[trainer.lora]`, that one and `model.path` itself need no model of their own."""
 
     @model_validator(mode="after")
     def _has_a_gradient(self) -> Self:

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.lora import LoRAConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
 from braidrl.configs.parallel import ParallelConfig
@@ -48,6 +49,8 @@ class SFTConfig(BaseConfig):
 
     model: ModelConfig
     """The model to train."""
+    lora: LoRAConfig | None = None
+    """Train an adapter of it alone; None: all of it."""
     output_dir: Path = Path("outputs/sft")
     """Run folder; the trained model lies in `weights/step_N`."""
     data: Annotated[list[SFTDataConfig], BeforeValidator(_alone), Field(min_length=1)]

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
+from braidrl.configs.lora import LoRAConfig
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
@@ -51,6 +52,8 @@ class TrainerConfig(BaseConfig):
 
     model: ModelConfig
     """The policy to train."""
+    lora: LoRAConfig | None = None
+    """Train an adapter of it alone; None: all of it."""
     output_dir: Path = Path("outputs/run")
     """Run folder, shared by the three processes."""
     max_steps: int = Field(100, ge=1)
@@ -112,6 +115,26 @@ class TrainerConfig(BaseConfig):
         opsm = self.opsm is not None and self.opsm.reference == "old"
         weighed = self.is_correction is not None or self.m2po is not None
         return self.loss.compares_with_old or weighed or opsm or unbiased
+
+    @property
+    def shares_reference(self) -> bool:
+        """Whether the reference is the trained model under another adapter, rather than a second model."""
+        if self.lora is None or self.reference_kl is None:
+            return False
+        path = self.reference_kl.path
+        return path is None or Path(path).absolute() == Path(self.model.path).absolute()
+
+    @model_validator(mode="after")
+    def _reference_can_follow(self) -> Self:
+        reference = self.reference_kl
+        if self.lora is None or reference is None or self.shares_reference:
+            return self
+        if reference.update_interval:
+            raise ValueError(
+                f"reference_kl.update_interval = {reference.update_interval} would give the policy's adapter to another "
+                f"model, reference_kl.path = {reference.path!r}; remove one of the two"
+            )
+        return self
 
     @model_validator(mode="after")
     def _protections_have_two_policies(self) -> Self:

@@ -3,6 +3,7 @@
     trainer/model.safetensors      float32 master weights of what is trained, by parameter name
     trainer/optimizer.safetensors  AdamW state, `exp_avg/NAME`, `exp_avg_sq/NAME`, `step/NAME`
     trainer/reference.safetensors  the same weights of the `reference_kl` model, if it moves
+    trainer/adapter_config.json    the rank and scale of the adapter, if one is trained
     trainer/rng.safetensors        random state of every process, `cpu` u8[P, N] (and `cuda`)
     trainer/progress.json          {"step": n}; the learning-rate schedule is a function of it
 
@@ -50,6 +51,10 @@ def save_checkpoint(
             save_parts(staging, REFERENCE, _weights(reference, model), parallel)
         if parallel.leads:
             save_file(rng, staging / RNG)
+            if hasattr(model, "peft_config"):
+                from braidrl.trainer.lora import save_settings  # only here: peft is an extra
+
+                save_settings(model, staging)
             (staging / PROGRESS).write_text(json.dumps({"step": step}))
 
 
@@ -69,7 +74,11 @@ def load_checkpoint(
         raise FileNotFoundError(
             f"no trainer checkpoint at {folder}; resume from a step that has one, or start anew"
         )
-    trained = _trained(model)
+    trained = trained_parameters(model)
+    if hasattr(model, "peft_config"):
+        from braidrl.trainer.lora import check_settings
+
+        check_settings(model, folder)
     load_weights(folder, model)
     if reference is not None:
         try:
@@ -99,7 +108,7 @@ def load_weights(
     Raises `ValueError` when they are another model's.
     """
     parameters = dict(model.named_parameters())
-    wanted = {key: parameters[key] for key in trained or _trained(model)}
+    wanted = {key: parameters[key] for key in trained or trained_parameters(model)}
     with PartsReader(folder, name) as parts, torch.no_grad():
         _check_shapes(parts, wanted)
         for key, parameter in wanted.items():
@@ -112,20 +121,21 @@ def _read_like(parts: PartsReader, name: str, parameter: nn.Parameter) -> torch.
     return parts.read(name) if rows.total is None else parts.read(name, rows.start, len(rows.local))
 
 
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What an optimizer changes, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _weights(model: nn.Module, policy: nn.Module) -> dict[str, Rows]:
     """Of `model`, what is trained of `policy`."""
     parameters = dict(model.named_parameters())
-    return {name: rows_of(parameters[name]) for name in _trained(policy)}
+    return {name: rows_of(parameters[name]) for name in trained_parameters(policy)}
 
 
 def _optimizer_state(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Rows]:
     # optimizer.state is a defaultdict: `get` does not make entries for parameters that never took a step
     found = {}
-    for name, parameter in _trained(model).items():
+    for name, parameter in trained_parameters(model).items():
         for field, tensor in optimizer.state.get(parameter, {}).items():
             local = rows_of(tensor)
             # state that was offloaded lies as its parameter does, but is an ordinary tensor

@@ -8,6 +8,7 @@ from torch import nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
+from braidrl.configs.lora import LoRAConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.trainer.checkpoint import load_weights
@@ -15,6 +16,9 @@ from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logpro
 from braidrl.trainer.model import load_model
 from braidrl.trainer.parallel import Parallel, shard
 from braidrl.utils.model_source import MASTERS
+
+if TYPE_CHECKING:
+    from braidrl.trainer.lora import ReferenceAdapter
 
 
 class Policy(nn.Module):
@@ -45,14 +49,26 @@ class Policy(nn.Module):
 
 
 def load_policy(config: TrainerConfig, parallel: Parallel) -> Policy:
-    """The base model, ready to train, sharded over the processes."""
+    """The base model, or with `lora` its adapter, ready to train, sharded over the processes."""
     model = load_model(config.model, parallel.device, longest_path=config.seq_len)
+    if config.lora is not None:
+        _add_adapters(model, config, config.lora)
     if config.activation_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     return _shard(Policy(model, getattr(torch, config.model.dtype)), parallel)
 
 
-def load_reference(config: TrainerConfig, parallel: Parallel) -> Policy | None:
+def _add_adapters(model: PreTrainedModel, config: TrainerConfig, lora: LoRAConfig) -> None:
+    from braidrl.trainer.lora import add_adapter, add_reference  # only here: peft is an extra
+
+    add_adapter(model, lora, config.model.path, getattr(torch, config.model.dtype))
+    if config.reference_kl is not None and config.shares_reference:
+        add_reference(model, start=config.reference_kl.path is None)
+
+
+def load_reference(
+    config: TrainerConfig, parallel: Parallel, policy: Policy
+) -> "Policy | ReferenceAdapter | None":
     """The frozen model of `reference_kl`, sharded as the policy; None where there is none.
 
     Raises `FileNotFoundError` where its path holds neither a model nor a checkpoint, and `ValueError` where a
@@ -60,7 +76,11 @@ def load_reference(config: TrainerConfig, parallel: Parallel) -> Policy | None:
     """
     if config.reference_kl is None:
         return None
-    path = Path(config.reference_kl.path)
+    if config.shares_reference:
+        from braidrl.trainer.lora import ReferenceAdapter
+
+        return ReferenceAdapter(policy)
+    path = Path(config.reference_kl.path or config.model.path)
     if any((path / "trainer").glob(MASTERS)):
         model = load_model(config.model, parallel.device, longest_path=config.seq_len)
         load_weights(path / "trainer", model)

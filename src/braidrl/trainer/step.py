@@ -5,10 +5,11 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
@@ -16,18 +17,20 @@ from braidrl.configs.trainer import TrainerConfig
 from braidrl.packing import MicroBatch, Normalisers
 from braidrl.trainer.forward import DeviceMicroBatch, to_device
 from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib
-from braidrl.trainer.model import save_model
 from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
-from braidrl.trainer.parallel import Parallel, gathered_state, sum_gradients
+from braidrl.trainer.parallel import Parallel, sum_gradients
 from braidrl.trainer.policy import Policy, load_policy, load_reference
+from braidrl.trainer.publish import Publisher
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.loss import LossFunctionError, total
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare
 from braidrl.transport.types import TrainingSample
-from braidrl.transport.weights import publish_weights
 from braidrl.utils.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from braidrl.trainer.lora import ReferenceAdapter
 
 logger = logging.getLogger(__name__)
 
@@ -48,7 +51,7 @@ class Learner:
     optimizer: torch.optim.AdamW
     rl_loss: RLObjective
     parallel: Parallel
-    reference: Policy | None = None
+    reference: "Policy | ReferenceAdapter | None" = None
     """The frozen model of `reference_kl`."""
 
     @classmethod
@@ -60,9 +63,11 @@ class Learner:
         disable_progress_bar()  # one a published version would fill the log
         policy = load_policy(config, parallel)
         optimizer = make_optimizer(policy, config.optim)
-        return cls(
-            config, policy, optimizer, RLObjective.of(config), parallel, load_reference(config, parallel)
-        )
+        reference = load_reference(config, parallel, policy)
+        return cls(config, policy, optimizer, RLObjective.of(config), parallel, reference)
+
+    def __post_init__(self) -> None:
+        self._publisher = Publisher(self.config, self.policy, self.parallel)
 
     @property
     def model(self) -> PreTrainedModel:
@@ -70,7 +75,7 @@ class Learner:
         return self.policy.model
 
     @property
-    def moving_reference(self) -> PreTrainedModel | None:
+    def moving_reference(self) -> nn.Module | None:
         """The model of `reference_kl` where it is refreshed, so that it belongs to the run's state."""
         config = self.config.reference_kl
         if self.reference is None or config is None or not config.update_interval:
@@ -117,11 +122,7 @@ class Learner:
 
     def publish(self, run: RunFolder, version: int) -> None:
         """Publish the weights as policy version `version`. Every process calls it; the first writes."""
-        source, dtype = self.config.model.path, self.policy.compute_dtype
-        state = gathered_state(self.model, self.parallel, dtype)
-        if self.parallel.leads:
-            publish_weights(run, version, lambda folder: save_model(self.model, source, folder, dtype, state))
-        self.parallel.barrier()
+        self._publisher.publish(run, version)
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> tuple[Batch, dict[str, torch.Tensor]]:
         """The batch with the log-probs, masks and weights that are fixed for the whole step."""
@@ -130,7 +131,7 @@ class Learner:
         return prepare(samples, self.config, old, kl_ref)
 
     @torch.no_grad()
-    def _logprobs(self, policy: Policy, samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+    def _logprobs(self, policy: "Policy | ReferenceAdapter", samples: Sequence[TrainingSample]) -> list[np.ndarray]:
         """Log-probs of every loss entry under a policy, float[T] a sample, 0 elsewhere; whole on every process."""
         lengths = [len(sample.token_ids) for sample in samples]
         starts = torch.tensor([0, *np.cumsum(lengths)], device=self.parallel.device)

@@ -18,7 +18,7 @@ from braidrl.inference.engines.model import SlotModel
 from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.sampling import SamplingParams, derived_seed, draw, score, uniforms
 from braidrl.inference.engines.scheduler import Batch, Scheduler, Work
-from braidrl.inference.engines.weights import apply_weights, read_weights
+from braidrl.inference.engines.weights import ServedWeights
 
 logger = logging.getLogger(__name__)
 
@@ -156,6 +156,7 @@ class TorchEngine:
         if config.threads is not None:
             torch.set_num_threads(config.threads)
         self.model = SlotModel(config.model)
+        self.weights = ServedWeights(self.model.module)
         cache = SlotCache(config.max_batch_size, config.seq_len)
         prefixes = PrefixCache(config.max_batch_size * config.seq_len // PREFIX_SHARE)
         self.scheduler = Scheduler(cache, prefixes, config.prefill_tokens)
@@ -222,8 +223,7 @@ class TorchEngine:
             request.future.set_result(request)
 
     def _update(self, path: Path, version: int) -> int:
-        tensors = read_weights(path, self.model.module)
-        apply_weights(self.model.module, tensors)
+        self.weights.update(path)
         self.scheduler.forget_cached()
         self.version = version
         self.stats.weight_updates += 1

@@ -7,7 +7,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from braidrl.inference.engines.adapter import Base, read_adapter
 from braidrl.inference.engines.packing import pack_linears
+from braidrl.utils.adapter import is_adapter
 
 LISTED = 3
 """Names that an error lists of each kind."""
@@ -15,6 +17,31 @@ LISTED = 3
 
 class WeightsError(ValueError):
     """A weights folder that does not fit the served model."""
+
+
+class ServedWeights:
+    """The weights of a served model, which change from one published folder to the next."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.base = Base()
+
+    def update(self, path: Path) -> None:
+        """Take over a folder: a whole model, or an adapter of the model that was served before any.
+
+        Raises `WeightsError` for one that does not fit; then everything is as it was.
+        """
+        if is_adapter(path):
+            state = self.model.state_dict()
+            try:
+                adapter = read_adapter(path, state)
+            except ValueError as error:
+                raise WeightsError(str(error)) from error
+            self.base.merge(adapter, state)
+            pack_linears(self.model)
+        else:
+            apply_weights(self.model, read_weights(path, self.model))
+            self.base.forget()
 
 
 def read_weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
