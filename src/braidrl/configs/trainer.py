@@ -94,6 +94,8 @@ class TrainerConfig(BaseConfig):
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""
+    recorded_tokens: int = Field(32768, ge=0)
+    """Tokens of each batch, in whole samples, of which the trainer writes down what it computed (`braid report`)."""
     batch_timeout: float = Field(3600.0, gt=0)
     """Longest wait for the next batch, in seconds."""
 

@@ -26,6 +26,7 @@ from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.loss import LossFunctionError, total
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare
+from braidrl.trainer.tokens import TokenRecorder
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 
@@ -82,7 +83,9 @@ class Learner:
             return None
         return self.reference.model
 
-    def step(self, step: int, samples: Sequence[TrainingSample]) -> dict[str, float]:
+    def step(
+        self, step: int, samples: Sequence[TrainingSample], recorder: TokenRecorder | None = None
+    ) -> dict[str, float]:
         """Take step `step` (1-based) on the whole batch, which every process holds; returns its metrics.
 
         It is one optimizer step, or one for each of `mini_batches` parts. A part without a component member
@@ -97,7 +100,9 @@ class Learner:
         sums, norms = MetricSums(masks), []
         for part in batch.mini_batches(self.config.mini_batches):
             if any((part.normalisers.rl, part.normalisers.ce, part.normalisers.ref_kl)):
-                gradient, norm = self._gradient(part, part.normalisers)
+                if recorder is not None:
+                    recorder.begin(part)
+                gradient, norm = self._gradient(part, part.normalisers, recorder)
                 if not _is_finite(gradient.values(), norm):
                     raise NonFiniteError(self._explain(step, part))
                 self.optimizer.step()
@@ -143,7 +148,9 @@ class Learner:
         whole = self.parallel.all_reduce(found).cpu().numpy()
         return np.split(whole, np.cumsum(lengths)[:-1])[: len(lengths)]
 
-    def _gradient(self, batch: Batch, normalisers: Normalisers) -> tuple[MetricSums, float]:
+    def _gradient(
+        self, batch: Batch, normalisers: Normalisers, recorder: TokenRecorder | None = None
+    ) -> tuple[MetricSums, float]:
         """Accumulate and clip the batch's gradient; returns global metrics, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
         sums = MetricSums()
@@ -151,7 +158,7 @@ class Learner:
         for turn, row in enumerate(rows, start=1):
             sum_gradients(self.policy, turn == len(rows), self.config.parallel.reduce_each_micro_batch)
             try:
-                sums.add(self._backward(to_device(row, self.parallel.device), normalisers))
+                sums.add(self._backward(to_device(row, self.parallel.device), normalisers, recorder))
             except LossFunctionError as error:
                 raise LossFunctionError(
                     f"{error}, on {_place(batch.samples[error.sequence])}", error.sequence
@@ -163,10 +170,14 @@ class Learner:
         max_tokens = self.config.micro_batch_tokens or self.config.seq_len
         return batch.pack(max_tokens, self.parallel.rank, self.parallel.world_size)
 
-    def _backward(self, micro: DeviceMicroBatch, normalisers: Normalisers) -> dict[str, torch.Tensor]:
+    def _backward(
+        self, micro: DeviceMicroBatch, normalisers: Normalisers, recorder: TokenRecorder | None = None
+    ) -> dict[str, torch.Tensor]:
         outputs = self.policy(micro)
         loss, metrics = component_loss(outputs, micro, self.rl_loss, normalisers)
         loss.backward()
+        if recorder is not None:
+            recorder.take(micro, outputs, self.rl_loss, normalisers)
         return metrics | {
             "tokens/packed": total(torch.ones_like(micro.token_ids)),
             # the losses leave non-finite log-probs out; the step must not

@@ -37,6 +37,10 @@ class RunFolder:
         """JSONL, one line an evaluation episode of this policy version."""
         return self.root / "episodes" / "eval" / f"step_{version:06d}.jsonl"
 
+    def token_records(self, step: int) -> Path:
+        """JSONL, one line a sample of this step's batch: what the trainer computed of its tokens."""
+        return self.root / "episodes" / "tokens" / f"step_{step:06d}.jsonl"
+
     def batch(self, step: int) -> Path:
         return self.root / "batches" / f"step_{step:06d}.msgpack"
 
@@ -73,7 +77,8 @@ class RunFolder:
         """Remove what a run did after `step`, so that `--resume` from there does nothing twice."""
         for kind in ("batches", "weights", "checkpoints"):
             for path in (self.root / kind).glob("step_*"):
-                if path.name.endswith(".tmp") or int(STEP.fullmatch(path.name)[1]) > step:  # type: ignore[index]
+                number = int(STEP.fullmatch(path.name)[1])  # type: ignore[index]
+                if path.name.endswith(".tmp") or number > step or step == 0:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         for path in (self.root / "episodes").glob("*/step_*.jsonl"):
             if int(STEP.fullmatch(path.name)[1]) > step:  # type: ignore[index]

@@ -9,6 +9,7 @@ from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.metrics import staleness_metrics, summary
 from braidrl.trainer.parallel import data_parallel
 from braidrl.trainer.step import Learner
+from braidrl.trainer.tokens import TokenRecorder
 from braidrl.transport.rollouts import BatchReader
 from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder
@@ -32,8 +33,8 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
                 parallel,
                 learner.moving_reference,
             )
-            if not run.weights(done).exists():
-                learner.publish(run, done)
+        if (done or config.lora is not None) and not run.weights(done).exists():
+            learner.publish(run, done)  # v0 too, of an adapter: engines load the model without one
         batches, metrics = BatchReader(run), MetricsWriter(run.metrics("trainer"))
         if parallel.leads:
             metrics.truncate_after(done)
@@ -45,10 +46,12 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
             start = time.perf_counter()
             batch = batches.receive(step, timeout=config.batch_timeout)
             received = time.perf_counter()
-            row = learner.step(step, batch.samples) | staleness_metrics(step, batch.samples)
+            recorder = TokenRecorder(batch.samples, config.recorded_tokens, parallel)
+            row = learner.step(step, batch.samples, recorder) | staleness_metrics(step, batch.samples)
             trained = time.perf_counter()
             learner.publish(run, step)
             row |= {"time/wait": received - start, "time/publish": time.perf_counter() - trained}
+            recorder.write(run.token_records(step), step)
             if parallel.leads:
                 # only now: until its weights are published, a step that crashed is done again
                 batches.remove(step)
