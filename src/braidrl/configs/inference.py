@@ -15,6 +15,9 @@ whether the last of the head is tied with the next."""
 WORKER_EXTENSION = "braid_vllm.PolicyWorker"
 """What `braid inference` adds to vLLM's workers (`inference/vllm_worker`)."""
 
+BASE_SUFFIX = "@base"
+"""After the name of a model that vLLM serves without the adapter that bears the name itself."""
+
 
 class VLLMConfig(BaseConfig):
     """How stock vLLM is started; nothing of it is read with another engine."""
@@ -27,6 +30,8 @@ class VLLMConfig(BaseConfig):
     """Stages that layers are divided into."""
     data_parallel_size: int = Field(1, ge=1)
     """Copies of the model behind one address."""
+    lora_rank: int | None = Field(None, ge=1, le=512)
+    """Rank of the adapter that the policy is; None: it is a whole model. `braid rl` takes it from `[trainer.lora]`."""
     args: list[str] = Field(default_factory=list)
     """Further flags of vLLM's server, as on its command line (`["--enforce-eager"]`); they win over Braid's."""
     env: dict[str, str] = Field(default_factory=dict)

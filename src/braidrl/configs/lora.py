@@ -11,7 +11,7 @@ from braidrl.configs.base import BaseConfig
 class LoRAConfig(BaseConfig):
     """`[trainer.lora]`: freeze the model and train a low-rank adapter of its linear layers, W + alpha / rank * B A."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, le=512)
     """Rows of A and columns of B; with `path`, that adapter's."""
     alpha: float | None = Field(None, gt=0)
     """Scale of the adapter, times the rank; None: twice the rank, or that of `path`."""

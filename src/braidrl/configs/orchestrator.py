@@ -108,6 +108,9 @@ class OrchestratorConfig(BatchesConfig):
 
     model: ModelConfig
     """The policy; its tokenizer renders every message."""
+    adapter: bool = False
+    """Whether the policy is an adapter on the model, so that the trainer publishes v0 as well; `braid rl` says so where
+    there is `[trainer.lora]`."""
     output_dir: Path = Path("outputs/run")
     """Run folder, shared by the three processes."""
     max_steps: int = Field(100, ge=1)

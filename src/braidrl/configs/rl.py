@@ -111,6 +111,12 @@ class RLConfig(BaseConfig):
         return self
 
     @model_validator(mode="after")
+    def _serve_what_is_trained(self) -> Self:
+        self.orchestrator.adapter = self.trainer.lora is not None
+        self.inference.vllm.lora_rank = self.trainer.lora.rank if self.trainer.lora is not None else None
+        return self
+
+    @model_validator(mode="after")
     def _means_agree(self) -> Self:
         prompts = [
             source.name for source in self.orchestrator.train.source if source.algo.rl_aggregation == "prompt"

@@ -133,8 +133,8 @@ class TrainerConfig(BaseConfig):
             return self
         if reference.update_interval:
             raise ValueError(
-                f"reference_kl.update_interval = {reference.update_interval} would give the policy's adapter to another "
-                f"model, reference_kl.path = {reference.path!r}; remove one of the two"
+                f"reference_kl.update_interval = {reference.update_interval} would give the policy's adapter to "
+                f"another model, reference_kl.path = {reference.path!r}; remove one of the two"
             )
         return self
 

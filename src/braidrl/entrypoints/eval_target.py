@@ -30,7 +30,7 @@ class Target:
     served: bool
     """Whether the embedded engine is to be started for it."""
     source: ModelSource | None = None
-    """Checkpoint that must become a folder before it can be served; None: there is nothing to do."""
+    """Checkpoint or adapter that must become a folder before it can be served; None: there is nothing to do."""
 
     def prepare(self, dtype: str) -> None:
         """Write the folder that is served, where there is none. Raises `ConfigError`."""
@@ -95,13 +95,14 @@ def _on_disk(config: EvalCommandConfig) -> Target:
         if source.run is not None:
             _ask_run(config, source.run)
         made = config.output_dir / "models" / f"step_{source.step:06d}"
-        config.model.path = str(source.weights or made)
+        whole = source.weights if source.adapter is None else None
+        config.model.path = str(whole or made)
     for key in SHARED:
         setattr(config.inference, key, getattr(config, key))
     if "port" not in config.inference.model_fields_set:
         config.inference.port = free_port(config.inference.host)
     url = f"http://{config.inference.host}:{config.inference.port}/v1"
-    lacks_folder = source if source is not None and source.weights is None else None
+    lacks_folder = source if source is not None and (source.weights is None or source.adapter) else None
     return Target(source.step if source else 0, config.model.path, [url], True, lacks_folder)
 
 

@@ -1,4 +1,4 @@
-"""`braid export SOURCE TARGET`: any policy of a run as an ordinary Hugging Face folder."""
+"""`braid export SOURCE TARGET`: any policy of a run as an ordinary Hugging Face folder; an adapter merged, or alone."""
 
 import argparse
 from pathlib import Path
@@ -20,7 +20,13 @@ def main(args: list[str]) -> int:
         "--dtype", choices=DTYPES, help="type of the weights (default: as the run publishes them)"
     )
     parser.add_argument(
-        "--base", help="model that config and tokenizer come from (default: what the run was started from)"
+        "--base",
+        help="model that the rest comes from: config, tokenizer, what lies below an adapter (default: the run's)",
+    )
+    parser.add_argument(
+        "--adapter",
+        action="store_true",
+        help="write the adapter alone, as a peft folder (default: merged into its model)",
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="allow the model folder to run its own Python code"
@@ -32,10 +38,18 @@ def main(args: list[str]) -> int:
         raise ConfigError("source", str(error)) from None
     if options.target.exists():
         raise ConfigError("target", f"{options.target} is there already; name a new folder")
-    from braidrl.trainer.export import export_model
+    if options.adapter and options.dtype is not None:
+        raise ConfigError("--dtype", "an adapter is written as it was trained, in float32; leave it away")
+    from braidrl.trainer.export import export_adapter, export_model
 
     try:
-        dtype = export_model(source, options.target, options.dtype, options.base, options.trust_remote_code)
+        if options.adapter:
+            export_adapter(source, options.target, options.base)
+            dtype = "float32"
+        else:
+            dtype = export_model(
+                source, options.target, options.dtype, options.base, options.trust_remote_code
+            )
     except OSError as error:
         raise ConfigError("--base", str(error)) from None
     except ValueError as error:

@@ -58,9 +58,20 @@ def serving(config: RLConfig) -> Iterator[TorchEngine]:
         except (OSError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError("model", f"the engine cannot serve {config.model.path}: {reason}") from error
+        _start_from_adapter(engine, config)
         yield engine
     finally:
         engine.close()
+
+
+def _start_from_adapter(engine: TorchEngine, config: RLConfig) -> None:
+    """Serve what the trainer starts from. Raises `ConfigError`."""
+    if config.trainer.lora is None or config.trainer.lora.path is None:
+        return
+    try:
+        engine.update_weights(config.trainer.lora.path, 0).result()
+    except ValueError as error:
+        raise ConfigError("trainer.lora.path", str(error)) from error
 
 
 def material(config: RLConfig, path: Path | None) -> Material:

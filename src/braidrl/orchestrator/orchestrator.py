@@ -92,6 +92,7 @@ class House:
             restart_timeout=config.client.startup_timeout,
             on_version=self._on_version,
             must_stop=lambda version: bool(self.evaluator.due(version)),
+            publishes_start=config.adapter,
         )
         self.sink = Sink(config)
         self.dispatcher = Dispatcher(

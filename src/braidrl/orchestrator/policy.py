@@ -32,6 +32,7 @@ class PolicyWatcher:
     Args:
         update_timeout: deadline of one update of one replica, in seconds.
         restart_timeout: longest wait for a replica that restarts, in seconds.
+        publishes_start: whether the trainer publishes v0 as well, so that it is not the model that replicas loaded.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class PolicyWatcher:
         restart_timeout: float,
         on_version: Callable[[int], Awaitable[None]] = _nothing,
         must_stop: Callable[[int], bool] = lambda version: False,
+        publishes_start: bool = False,
     ) -> None:
         self.run_folder = run
         self.replicas = replicas
@@ -51,16 +53,17 @@ class PolicyWatcher:
         self.version = 0
         self.on_version = on_version
         self.must_stop = must_stop
+        self.publishes_start = publishes_start
         self.update_seconds = 0.0
         """Duration of the last update."""
-        self._applied = 0
+        self._applied: int | None = None
         self._visited = -1
         self._lock = asyncio.Lock()
         self._advanced = asyncio.Condition()
 
     async def start(self, version: int) -> None:
-        """Give every replica the version that the run starts from. v0 is the model that they loaded."""
-        if version > 0:
+        """Give every replica the version that the run starts from, unless it is the model that they loaded."""
+        if version > 0 or self.publishes_start:
             await self._published(version)
             await self._apply(version)
         self.version = version
@@ -161,9 +164,9 @@ class PolicyWatcher:
             await self.replicas.changed()
 
     async def _restore(self, replica: Replica) -> None:
-        if self._applied > 0:
+        if self._applied is not None:
             path = self.run_folder.weights(self._applied)
             await self.replicas.update(replica, path, self._applied, self.update_timeout)
         else:
             self.replicas.set_state(replica, "open")
-        logger.info("inference server %s is back with v%d", replica.url, self._applied)
+        logger.info("inference server %s is back with v%d", replica.url, self._applied or 0)

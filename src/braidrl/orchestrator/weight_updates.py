@@ -9,8 +9,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from braidrl.configs.inference import WORKER_EXTENSION
+from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION
 from braidrl.orchestrator.requests import version_of
+from braidrl.utils.adapter import is_adapter
 from braidrl.utils.retry import RETRIED, Backoff, describe
 
 
@@ -72,15 +73,33 @@ async def update_embedded(server: Server, path: Path, version: int) -> Any:
 
 async def update_vllm(server: Server, path: Path, version: int, *, loader: str = "reload_weights") -> Any:
     """vLLM: hold its requests, load in place, forget what the old weights have cached (requests under way compute
-    theirs anew), label what is sampled from now on, go on. `loader` is the method of its workers that loads."""
+    theirs anew), label what is sampled from now on, go on. `loader` is the method of its workers that loads a model."""
     await server.post("/pause?mode=keep")
-    await server.post("/collective_rpc", {"method": loader, "kwargs": {"weights_path": str(path)}})
+    if is_adapter(path):
+        await _load_adapter(server, path)
+    else:
+        await server.post("/collective_rpc", {"method": loader, "kwargs": {"weights_path": str(path)}})
     reset = msgspec.json.decode(await server.post("/reset_prefix_cache?reset_running_requests=true"))
     if not reset["success"]:
         raise UnavailableError("the prefix cache is still held")
     await server.post("/update_weight_version", {"new_version": str(version)})
     await server.post("/resume")
     return await served_version(server)
+
+
+async def _load_adapter(server: Server, path: Path) -> None:
+    """Put the adapter in the place of the one before it, so that requests under way go on with the new one. It is
+    served under the policy's name, and the model without it under another (`BASE_SUFFIX`)."""
+    _, answer = await server.get("/v1/models")
+    base = msgspec.json.decode(answer)["data"][0]["id"]
+    if not base.endswith(BASE_SUFFIX):
+        raise RefusedError(
+            f"it serves the model itself as {base!r}, the name that requests use, and so no adapter under it; start it "
+            f"with --enable-lora, --served-model-name {base}{BASE_SUFFIX} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 "
+            "(braid inference does so with inference.vllm.lora_rank)"
+        )
+    body = {"lora_name": base.removesuffix(BASE_SUFFIX), "lora_path": str(path), "load_inplace": True}
+    await server.post("/v1/load_lora_adapter", body)
 
 
 async def served_version(server: Server) -> int:

@@ -4,12 +4,13 @@ A model has up to two of them: the one that is trained, and the frozen one of `r
 """
 
 import copy
+import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, inject_adapter_in_model
+from peft import LoraConfig, PeftModel, inject_adapter_in_model
 from peft.tuners.lora import Linear, LoraLayer
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -17,8 +18,9 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from braidrl.configs.lora import LoRAConfig
-from braidrl.trainer.checkpoint import trained_parameters
+from braidrl.trainer.checkpoint import MODEL, trained_parameters
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs
+from braidrl.trainer.parts import PartsReader
 from braidrl.utils.adapter import PREFIX, SETTINGS, TENSORS, adapter_scale, adapter_settings
 
 TRAINED, REFERENCE = "default", "reference"
@@ -137,6 +139,22 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
         )
     for name, parameter in wanted.items():
         parameter.copy_(tensors[name])
+
+
+def merged(model: PreTrainedModel, folder: Path) -> PreTrainedModel:
+    """A plain model with the adapter of a peft folder in its own weights. Raises `ValueError` where it has none that
+    could be trained here."""
+    adapter_settings(folder)
+    return PeftModel.from_pretrained(model, str(folder)).merge_and_unload()
+
+
+def adapter_of_checkpoint(half: Path, folder: Path) -> None:
+    """Write the trainer's half of a checkpoint as a peft folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(half / SETTINGS, folder / SETTINGS)
+    with PartsReader(half, MODEL) as parts:
+        tensors = {_file_name(name): parts.read(name).contiguous() for name in parts.names()}
+    save_file(tensors, folder / TENSORS, {"format": "pt"})
 
 
 def _settings(config: LoRAConfig, base: str) -> LoraConfig:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from braidrl.configs.trainer import TrainerConfig
+from braidrl.trainer.checkpoint import trained_parameters
 from braidrl.trainer.forward import to_device
 from braidrl.trainer.parallel import gathered
 from braidrl.trainer.policy import Policy
@@ -25,7 +26,7 @@ class Gradient(NamedTuple):
     scale: float
     """Sum of the rows' absolute losses: the loss itself may cancel to 0."""
     gradient: list[Tensor]
-    """float32, one a parameter, whole."""
+    """float32, one a trained parameter, whole."""
     largest: float
     """Largest element that it had while it was summed up, for it may cancel as well; 0 where there are several
     processes."""
@@ -73,7 +74,7 @@ class Probe(Learner):
     def _gradient_parts(self) -> list[Tensor]:
         return [
             gathered(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-            for parameter in self.policy.parameters()
+            for parameter in trained_parameters(self.policy).values()
         ]
 
     def logprobs(self, policy: Policy, samples: Sequence[TrainingSample]) -> list[np.ndarray]:

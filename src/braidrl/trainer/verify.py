@@ -15,11 +15,12 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from braidrl.configs.trainer import TrainerConfig
 from braidrl.trainer.model import PROBE_TOLERANCE
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.policy import Policy
+from braidrl.trainer.policy import Policy, load_policy
 from braidrl.trainer.probe import Batches, Gradient, Probe, largest_element
 from braidrl.trainer.rl.loss import mismatch_kl
 from braidrl.transport.types import TrainingBatch, TrainingSample, decode_batch, encode
@@ -170,12 +171,11 @@ def sampler_check(probe: Probe, sampled: Sequence[TrainingSample]) -> Check:
 def packing_check(probe: Probe, samples: Sequence[TrainingSample]) -> Check:
     """The packed forward against the plain Hugging Face one, a sample at a time. Both compute in float32 whatever the
     config says, for this is about who attends to whom."""
-    config = probe.config.model
-    plain = AutoModelForCausalLM.from_pretrained(
-        config.path, dtype=torch.float32, trust_remote_code=config.trust_remote_code
-    )
+    plain, policy = _plain_model(probe.config), Policy(probe.model, torch.float32)
     plain.to(probe.parallel.device).eval()  # type: ignore[arg-type]
-    packed = probe.logprobs(Policy(probe.model, torch.float32), samples)
+    if probe.config.lora is not None:  # whose base may be stored in another type
+        policy = load_policy(_in_float32(probe.config), probe.parallel)
+    packed = probe.logprobs(policy, samples)
     differences = []
     for sample, row in zip(samples, packed, strict=True):
         expected = _plain_logprobs(plain, sample)
@@ -184,6 +184,22 @@ def packing_check(probe: Probe, samples: Sequence[TrainingSample]) -> Check:
     joined = torch.cat(differences)
     figures = {"worst": largest_element(joined), "mean": float(joined.abs().mean())}
     return Check("packed forward: log-probs", figures["worst"], PROBE_TOLERANCE, PACKING_REMEDY, figures)
+
+
+def _plain_model(config: TrainerConfig) -> PreTrainedModel:
+    """The policy that a run starts from, as anybody would load it."""
+    model = AutoModelForCausalLM.from_pretrained(
+        config.model.path, dtype=torch.float32, trust_remote_code=config.model.trust_remote_code
+    )
+    if config.lora is None or config.lora.path is None:
+        return model
+    from braidrl.trainer.lora import merged  # only here: peft is an extra
+
+    return merged(model, config.lora.path)
+
+
+def _in_float32(config: TrainerConfig) -> TrainerConfig:
+    return config.model_copy(update={"model": config.model.model_copy(update={"dtype": "float32"})})
 
 
 @torch.no_grad()

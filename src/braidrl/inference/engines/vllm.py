@@ -9,10 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from braidrl.configs.inference import WORKER_EXTENSION, InferenceConfig
+from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION, InferenceConfig
 from braidrl.utils.api_key import read_api_key
 
 SERVER = "vllm.entrypoints.openai.api_server"
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Ranks that vLLM makes room for; a smaller adapter is padded."""
 WORKER_FOLDER = Path(__file__).parents[1] / "vllm_worker"
 """All of Braid that vLLM's interpreter sees."""
 
@@ -50,7 +52,7 @@ def arguments(config: InferenceConfig) -> list[str]:
         "host": config.host,
         "port": config.port,
         "model": config.model.path,
-        "served-model-name": config.model.path,
+        "served-model-name": config.model.path + (BASE_SUFFIX if config.vllm.lora_rank else ""),
         "dtype": config.model.dtype,
         "seed": config.seed,
         "max-model-len": config.seq_len,
@@ -65,6 +67,12 @@ def arguments(config: InferenceConfig) -> list[str]:
         "worker-extension-cls": WORKER_EXTENSION,
     }
     switches = ["enable-scale-out"]  # opens /inference/v1/generate
+    if config.vllm.lora_rank is not None:
+        switches.append("enable-lora")
+        flags |= {
+            "max-loras": 1,
+            "max-lora-rank": min(rank for rank in LORA_RANKS if rank >= config.vllm.lora_rank),
+        }
     if config.model.trust_remote_code:
         switches.append("trust-remote-code")
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
@@ -78,6 +86,8 @@ def variables(config: InferenceConfig) -> dict[str, str]:
         "VLLM_NO_USAGE_STATS": "1",
         "PYTHONPATH": os.pathsep.join(filter(None, [str(WORKER_FOLDER), os.environ.get("PYTHONPATH")])),
     }
+    if config.vllm.lora_rank is not None:
+        found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens /v1/load_lora_adapter
     if config.threads is not None:
         # where processes share cores, none of them may bind its threads to some
         found |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
