@@ -205,8 +205,10 @@ class _HeadLogprobs(torch.autograd.Function):
         if grad_logprobs is None:
             grad_logprobs = lse.new_zeros(picks.shape)
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(head.weight, dtype=lse.dtype)
-        grad_bias = None if bias is None else torch.zeros_like(bias, dtype=lse.dtype)
+        grad_weight, grad_bias = (
+            torch.zeros_like(part, dtype=lse.dtype) if wanted and part is not None else None
+            for part, wanted in zip((weight, bias), ctx.needs_input_grad[1:3])  # a frozen head wants none
+        )
         weight = weight.to(torch.bfloat16 if ctx.dtype == torch.bfloat16 else lse.dtype)
         for chunk in _chunks(hidden, weight):
             logits, slope = _scaled_logits(hidden[chunk], head, temperature[chunk], ctx.dtype)
@@ -222,13 +224,14 @@ class _HeadLogprobs(torch.autograd.Function):
                 grad_bias += grad.sum(0)
             grad, rows = grad.to(weight.dtype), hidden[chunk].to(weight.dtype)
             grad_hidden[chunk] = grad @ weight
+            if grad_weight is None:
+                continue
             if grad.dtype == grad_weight.dtype:
                 grad_weight.addmm_(grad.T, rows)  # in place: the product is as large as the weight
             else:
                 grad_weight += grad.T @ rows
-        if grad_bias is not None:
-            grad_bias = grad_bias.to(head.weight.dtype)
-        return grad_hidden, grad_weight.to(head.weight.dtype), grad_bias, *(None,) * 5
+        of_head = (None if part is None else part.to(head.weight.dtype) for part in (grad_weight, grad_bias))
+        return grad_hidden, *of_head, *(None,) * 5
 
 
 def _logit_gradient(

@@ -79,8 +79,8 @@ def _of_run(path: Path, step: int | None) -> ModelSource:
     known = sorted(checkpoints.keys() | weights.keys())
     if not known:
         raise FileNotFoundError(
-            f"{path} holds neither config.json (a Hugging Face folder), nor {TENSORS} (an adapter), nor weights or "
-            "checkpoints (a run folder)"
+            f"{path} holds neither config.json (a Hugging Face folder) nor weights or checkpoints (a run folder), nor "
+            f"{TENSORS} (an adapter)"
         )
     step = known[-1] if step is None else step
     if step not in known:
