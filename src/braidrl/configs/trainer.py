@@ -92,6 +92,11 @@ class TrainerConfig(BaseConfig):
     """Processes that train together, and how they share the weights."""
     activation_checkpointing: bool = False
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
+    activation_offload: bool = False
+    """Recompute as `activation_checkpointing` does, and keep what a layer is recomputed from in CPU memory meanwhile:
+    for long rows on a GPU."""
+    compile: bool = False
+    """Compile each layer (`torch.compile`) once for rows of any length: faster steps, after a minute at the start."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""
     recorded_tokens: int = Field(32768, ge=0)

@@ -170,6 +170,7 @@ def forest_attention(
     return output[..., : value.shape[-1]].to(value.dtype)
 
 
+@torch.compiler.disable  # a compiled layer would be compiled anew for every other forest
 def _attention_interface(
     module: torch.nn.Module,
     query: Tensor,

@@ -35,6 +35,11 @@ class Parallel:
         """Processes that hold the first copy of the parameters, and write it: the first ranks."""
         return self.shard_size or self.world_size
 
+    @property
+    def loads_on(self) -> torch.device:
+        """Where a model is loaded: of several processes on the CPU, from where they take each its shards."""
+        return self.device if self.world_size == 1 else torch.device("cpu")
+
     @cached_property
     def mesh(self) -> DeviceMesh:
         """All processes: `shard`, or `replicate` x `shard` where there are several copies of the parameters."""

@@ -13,6 +13,7 @@ from braidrl.configs.model import ModelConfig
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.trainer.checkpoint import load_weights
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
+from braidrl.trainer.layers import compile_layers, layers_of, recompute_layers
 from braidrl.trainer.model import load_model
 from braidrl.trainer.parallel import Parallel, shard
 from braidrl.utils.model_source import MASTERS
@@ -50,11 +51,13 @@ class Policy(nn.Module):
 
 def load_policy(config: TrainerConfig, parallel: Parallel) -> Policy:
     """The base model, or with `lora` its adapter, ready to train, sharded over the processes."""
-    model = load_model(config.model, parallel.device, longest_path=config.seq_len)
+    model = load_model(config.model, parallel.loads_on, longest_path=config.seq_len)
     if config.lora is not None:
         _add_adapters(model, config, config.lora)
-    if config.activation_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": False})
+    if config.activation_checkpointing or config.activation_offload:
+        recompute_layers(model, config.activation_offload)
+    if config.compile:
+        compile_layers(model, parallel.device)
     return _shard(Policy(model, getattr(torch, config.model.dtype)), parallel)
 
 
@@ -82,22 +85,22 @@ def load_reference(
         return ReferenceAdapter(policy)
     path = Path(config.reference_kl.path or config.model.path)
     if any((path / "trainer").glob(MASTERS)):
-        model = load_model(config.model, parallel.device, longest_path=config.seq_len)
+        model = load_model(config.model, parallel.loads_on, longest_path=config.seq_len)
         load_weights(path / "trainer", model)
     elif (path / "config.json").is_file():
         source = ModelConfig.model_validate(config.model.model_dump() | {"path": str(path)})
-        model = load_model(source, parallel.device, longest_path=config.seq_len)
+        model = load_model(source, parallel.loads_on, longest_path=config.seq_len)
     else:
         raise FileNotFoundError(
             f"trainer.reference_kl.path = {str(path)!r} holds neither config.json (a Hugging Face folder) nor "
             f"trainer/{MASTERS} (a checkpoint, outputs/run/checkpoints/step_000100)"
         )
     model.requires_grad_(False)
+    if config.compile:
+        compile_layers(model, parallel.device)
     return _shard(Policy(model, getattr(torch, config.model.dtype)), parallel)
 
 
 def _shard(policy: Policy, parallel: Parallel) -> Policy:
-    names = policy.model._no_split_modules or ()
-    layers = [module for module in policy.model.modules() if type(module).__name__ in names]
-    shard(policy, layers, parallel, policy.compute_dtype)
+    shard(policy, layers_of(policy.model), parallel, policy.compute_dtype)
     return policy

@@ -17,7 +17,13 @@ from braidrl.configs.trainer import TrainerConfig
 from braidrl.packing import MicroBatch, Normalisers
 from braidrl.trainer.forward import DeviceMicroBatch, to_device
 from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib
-from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from braidrl.trainer.optim import (
+    clip_gradients,
+    learning_rate,
+    make_optimizer,
+    move_state,
+    set_learning_rate,
+)
 from braidrl.trainer.parallel import Parallel, sum_gradients
 from braidrl.trainer.policy import Policy, load_policy, load_reference
 from braidrl.trainer.publish import Publisher
@@ -129,6 +135,24 @@ class Learner:
         """Publish the weights as policy version `version`. Every process calls it; the first writes."""
         self._publisher.publish(run, version)
 
+    def to_host(self) -> None:
+        """Move parameters and optimizer state to CPU memory, and drop gradients, so that somebody else may have the
+        device until `to_device`. On a CPU they are there already."""
+        self._move(torch.device("cpu"))
+
+    def to_device(self) -> None:
+        """Take back what `to_host` moved."""
+        self._move(self.parallel.device)
+
+    def _move(self, device: torch.device) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        self.policy.to(device)
+        if isinstance(self.reference, Policy):
+            self.reference.to(device)
+        move_state(self.optimizer, device)
+        if self.parallel.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def _prepare(self, samples: Sequence[TrainingSample]) -> tuple[Batch, dict[str, torch.Tensor]]:
         """The batch with the log-probs, masks and weights that are fixed for the whole step."""
         old = self._logprobs(self.policy, samples) if self.config.needs_old_logprobs else None
@@ -136,7 +160,9 @@ class Learner:
         return prepare(samples, self.config, old, kl_ref)
 
     @torch.no_grad()
-    def _logprobs(self, policy: "Policy | ReferenceAdapter", samples: Sequence[TrainingSample]) -> list[np.ndarray]:
+    def _logprobs(
+        self, policy: "Policy | ReferenceAdapter", samples: Sequence[TrainingSample]
+    ) -> list[np.ndarray]:
         """Log-probs of every loss entry under a policy, float[T] a sample, 0 elsewhere; whole on every process."""
         lengths = [len(sample.token_ids) for sample in samples]
         starts = torch.tensor([0, *np.cumsum(lengths)], device=self.parallel.device)
