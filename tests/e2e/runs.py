@@ -75,7 +75,8 @@ class Launch:
 
     def episodes(self, step: int) -> list[dict]:
         """Recorded training episodes of a step."""
-        return [json.loads(line) for line in self.run.train_episodes(step).read_text().splitlines()]
+        with self.run.train_episodes(step).open() as lines:
+            return [json.loads(line) for line in lines]
 
     def report(self) -> str:
         """Everything that a failed test wants to show."""

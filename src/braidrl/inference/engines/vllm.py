@@ -61,6 +61,8 @@ def arguments(config: InferenceConfig) -> list[str]:
         # log-probs of the distribution that was sampled from, as the trainer replays it
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": config.max_logprobs,
+        # the trainer computes logits in float32, whatever the type of the model
+        "hf-overrides": '{"head_dtype": "float32"}',
         "tensor-parallel-size": config.vllm.tensor_parallel_size,
         "pipeline-parallel-size": config.vllm.pipeline_parallel_size,
         "data-parallel-size": config.vllm.data_parallel_size,
