@@ -44,11 +44,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "reference_kl": {"path": "", "coef": 0.5, "kl_type": "k2", "update_interval": 1},
         "mini_batches": 2,
     },
+    "lora": {
+        "lora": {"rank": 4},
+        "reference_kl": {"path": "", "coef": 0.5, "kl_type": "k2", "update_interval": 1},
+    },
     "custom": {"loss": {"type": "custom", "import_path": "tests.unit.trainer_batches.policy_gradient"}},
 }
 """What a case trains with; one that is named for a component trains that alone."""
 CASES = tuple(OPTIONS)
-THREE = ("mixed", "surrogate", "custom")
+THREE = ("mixed", "surrogate", "lora", "custom")
 """Cases that three processes train as well."""
 OWN = {"tokens/packed", "tokens_per_second", "time/step", "memory/peak_gib"}
 """Metrics that depend on how many processes there are."""
@@ -82,7 +86,7 @@ def learn(model: Path, folder: Path, case: str, parallel: Parallel) -> None:
         rows.append(learner.step(step, case_batch(case, step)))
         state = learner.model, learner.optimizer
         save_checkpoint(run.trainer_checkpoint(step), *state, step, parallel, learner.moving_reference)
-        if step == 1 and case in ("mixed", "surrogate"):
+        if step == 1 and case in ("mixed", "surrogate", "lora"):
             learner = Learner.load(config, parallel)
             state = learner.model, learner.optimizer
             load_checkpoint(run.trainer_checkpoint(1), *state, parallel, learner.moving_reference)
@@ -165,8 +169,8 @@ def test_they_give_the_gradients_and_weights_of_one(folders: dict[int, Path], co
             for key, tensor in tensors.items():
                 scale = float(expected[key].abs().max())
                 torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5 * scale, msg=key)
-    expected = load_file(one.weights(2) / "model.safetensors")
-    weights = load_file(two.weights(2) / "model.safetensors")
+    name = "adapter_model.safetensors" if case == "lora" else "model.safetensors"
+    expected, weights = load_file(one.weights(2) / name), load_file(two.weights(2) / name)
     assert weights.keys() == expected.keys()
     for key, tensor in weights.items():
         torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5, msg=key)
