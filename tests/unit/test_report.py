@@ -6,10 +6,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from braidrl.monitors.follow import Follower
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.report.episodes import EpisodeProgress
 from braidrl.report.plot import save_reward_plot, terminal_plot
-from braidrl.report.progress import Follower, Progress
+from braidrl.report.progress import Progress
 from braidrl.report.rewards import conversation, eval_episodes, heldout_rewards, reward, training_curve
 from braidrl.utils.run_folder import RunFolder
 

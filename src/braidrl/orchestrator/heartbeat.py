@@ -1,14 +1,20 @@
-"""A line that says who waits for what, whenever nothing moves."""
+"""Who waits for what: a line whenever nothing moves, and a file for those who look."""
 
 import asyncio
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from braidrl.monitors.live import LiveState, write_live
 
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_SECONDS = 30.0
 """Time without progress after which a line is written."""
+SHARE_SECONDS = 1.0
+"""Age of the state that others see."""
 
 
 async def heartbeat(
@@ -23,3 +29,11 @@ async def heartbeat(
             logger.info("no progress for %.0f s; %s", idle, waits)
             idle = 0.0
         await asyncio.sleep(max(0.01, seconds - idle))
+
+
+async def share(path: Path, state: Callable[[], LiveState], seconds: float = SHARE_SECONDS) -> None:
+    """Write what happens now to `path`, again and again until cancelled. A disk that is full stops no run."""
+    while True:
+        with suppress(OSError):
+            write_live(path, state())
+        await asyncio.sleep(seconds)

@@ -82,6 +82,7 @@ class StepMetrics:
             metrics |= spread(f"reward/{env}", values)
         metrics |= {f"metric/{name}": statistics.fmean(values) for name, values in self.values.items()}
         metrics |= dict.fromkeys(ALWAYS, 0.0) | {name: float(count) for name, count in self.counts.items()}
+        metrics["tokens/sampled"] = float(sum(self.tokens))
         metrics["zero_signal"] = _share(self.counts["groups/no_signal"], self.counts["groups/done"])
         metrics["truncated"] = _share(self.counts["traces/truncated"], self.counts["traces/eligible"])
         metrics |= (

@@ -10,6 +10,7 @@ from functools import partial
 
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.resolve import resolve_environments
+from braidrl.monitors.live import LiveState
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator import checkpoint
 from braidrl.orchestrator.buffer import Batch
@@ -20,7 +21,7 @@ from braidrl.orchestrator.engine_queue import engine_queue
 from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.heartbeat import heartbeat
+from braidrl.orchestrator.heartbeat import heartbeat, share
 from braidrl.orchestrator.ledger import Ended, Ledger
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.records import group_records, write_records
@@ -125,7 +126,7 @@ class House:
         """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run, and the episodes that
         led there are recorded."""
         beat = heartbeat(lambda: self.dispatcher.progress, self.dispatcher.describe, self._waits)
-        jobs = [self.dispatcher.run(), self.policy.run(), beat]
+        jobs = [self.dispatcher.run(), self.policy.run(), beat, share(self.run_folder.live, self._live)]
         if self.config.concurrency == "adaptive":
             jobs.append(self._adapt())
         try:
@@ -189,6 +190,7 @@ class House:
         staleness = [trace.staleness(batch.step) for trace in batch.traces]
         tokens = [len(sample.token_ids) for trace in batch.traces for sample in trace.samples]
         metrics = self.sink.take_metrics() | seconds
+        metrics["tokens_per_second"] = metrics["tokens/sampled"] / seconds["seconds/step"]
         metrics |= {
             "staleness/mean": sum(staleness) / len(staleness),
             "staleness/max": max(staleness),
@@ -220,6 +222,21 @@ class House:
         evals = f"{self.evaluator.running} evaluation episodes, " if self.evaluator.running else ""
         return (
             f"{evals}{self.gateway.in_flight} model calls, {self.gateway.waiting} of them wait for a replica"
+        )
+
+    def _live(self) -> LiveState:
+        return LiveState(
+            time=time.time(),
+            step=min(self.sink.buffer.shipped + 1, self.config.max_steps),
+            version=self.policy.version,
+            idle=time.monotonic() - self.dispatcher.progress,
+            episodes=self.dispatcher.episodes,
+            most_episodes=self.dispatcher.max_concurrent,
+            buffered=len(self.sink.buffer.ready),
+            calls=self.gateway.in_flight,
+            calls_waiting=self.gateway.waiting,
+            evaluating=self.evaluator.running,
+            waits=self.dispatcher.describe(),
         )
 
 

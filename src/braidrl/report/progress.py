@@ -1,12 +1,11 @@
 """Live progress of a run: a bar on a terminal, one line a step elsewhere. Reads the run folder only."""
 
 import time
-from pathlib import Path
 from typing import Any
 
-import msgspec
 from rich.console import Console
 
+from braidrl.monitors.follow import Follower
 from braidrl.report.evaluation import evaluation_lines
 from braidrl.report.live import LiveBar
 from braidrl.utils.run_folder import RunFolder
@@ -78,22 +77,3 @@ class Progress(LiveBar):
             return ""
         first, when = self.first
         return f"  {(time.monotonic() - when) / (step - first) * (self.max_steps - step):.0f} s left"
-
-
-class Follower:
-    """Reads the complete lines that were appended to a JSONL file since the last call."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.offset = 0
-
-    def read(self) -> list[dict[str, Any]]:
-        """New rows; a line that is not finished yet waits for the next call."""
-        if not self.path.is_file():
-            return []
-        with self.path.open("rb") as file:
-            file.seek(self.offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self.offset += len(complete)
-        return [msgspec.json.decode(line) for line in complete.splitlines()]

@@ -19,6 +19,26 @@ class RunFolder:
         return self.root / "config"
 
     @property
+    def record(self) -> Path:
+        """Who launched the run, where, when, with what, and how it ended."""
+        return self.root / "run.json"
+
+    @property
+    def packages(self) -> Path:
+        """Versions of all packages of the last launch, a line each, as pip takes them."""
+        return self.root / "packages.txt"
+
+    @property
+    def live(self) -> Path:
+        """What the run does right now."""
+        return self.root / "live.json"
+
+    @property
+    def trackers(self) -> Path:
+        """What experiment trackers keep on this machine."""
+        return self.root / "trackers"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 
