@@ -11,6 +11,7 @@ COMMANDS = {
     "sft": "Supervised fine-tuning on demonstrations",
     "eval": "Evaluate a model, a checkpoint or an endpoint: reward, pass@k",
     "export": "Write any policy of a run as an ordinary Hugging Face folder",
+    "track": "Send the metrics of a run to Weights & Biases, TensorBoard or MLflow",
     "inference": "Serve a model (one of the three processes of `braid rl`)",
     "orchestrator": "Run environments and ship batches (one of the three processes)",
     "trainer": "Take optimizer steps (one of the three processes)",

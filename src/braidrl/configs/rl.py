@@ -10,6 +10,7 @@ from braidrl.configs.base import BaseConfig
 from braidrl.configs.inference import HEAD_MARGIN, InferenceConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.configs.trackers import TrackerConfig
 from braidrl.configs.trainer import CheckpointConfig, TrainerConfig
 
 PROCESSES = ("trainer", "orchestrator", "inference")
@@ -51,6 +52,8 @@ class RLConfig(BaseConfig):
     """The inference process."""
     stop_timeout: float = Field(15.0, gt=0)
     """Seconds that processes get to end by themselves before they are killed."""
+    tracker: list[TrackerConfig] = Field(default_factory=list)
+    """Experiment trackers that the run also reports to, one `[[tracker]]` each."""
     algorithm: recipe.RecipeConfig | None = None
     """A GRPO-like algorithm in one section, instead of the keys of `trainer` and `orchestrator.train.algo` that it
     expands into; resolved, it is gone."""

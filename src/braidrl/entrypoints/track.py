@@ -1,0 +1,115 @@
+"""`braid track RUN --tracker.type TYPE`: send what a run has reported, and goes on reporting, to an experiment tracker.
+
+`braid rl` starts one for each `[[tracker]]` of its config. It is a process of its own, with the processor's leftovers,
+and only reads the run folder: whatever a tracker does, training goes on.
+"""
+
+import os
+import sys
+import threading
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from braidrl.configs.errors import ConfigError
+from braidrl.configs.load import load_config
+from braidrl.configs.trackers import TrackConfig
+from braidrl.monitors.record import outcome
+from braidrl.utils.run_folder import RunFolder
+
+LAUNCHED = "--launched"
+"""Flag of the launcher: standard input says how the run ended, and that label is the tracker's."""
+TOO_LATE = 75
+"""Exit code of a tracker that had to be cut off at the end."""
+
+
+def main(args: list[str]) -> int:
+    label = None
+    if LAUNCHED in args:
+        at = args.index(LAUNCHED)
+        label, args = args[at + 1], args[:at] + args[at + 2 :]
+    elif args and not args[0].startswith(("-", "@")):
+        args = ["--run", *args]
+    config = load_config(TrackConfig, args, "braid track")
+    run = RunFolder(config.run)
+    if label is not None:
+        return _beside_a_run(run, config, label)
+    if not (run.root / "metrics").is_dir():
+        raise ConfigError("run", f"{run.root} is no run folder: it has no metrics; name one (`braid runs`)")
+    _track(run, config, config.tracker.type, RunEnd(run))
+    return 0
+
+
+def notices(run: RunFolder) -> Path:
+    """JSONL: trackers of the last launch that failed, `{"tracker": label, "message": text}`."""
+    return run.trackers / "notices.jsonl"
+
+
+def step_back() -> None:
+    """Take only the processor time that nobody else wants, where the system knows such a thing."""
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    with suppress(OSError):  # sessions share the processor before the processes in them do
+        Path("/proc/self/autogroup").write_text("19")
+
+
+class RunEnd:
+    """How a run ended, from its record. Its folder may have none: then it has ended."""
+
+    def __init__(self, run: RunFolder) -> None:
+        self.run = run
+
+    def __call__(self, seconds: float) -> str | None:
+        status = outcome(self.run).status
+        if status == "running":
+            time.sleep(seconds)
+            return None
+        return "done" if status == "unknown" else status
+
+
+class Told:
+    """How a run ended, from its launcher, by standard input: a word, or nothing when the launcher was killed.
+
+    From then on this process has `close_timeout` seconds, whatever the tracker does.
+    """
+
+    def __init__(self, close_timeout: float) -> None:
+        self.close_timeout = close_timeout
+        self.word: str | None = None
+        self._said = threading.Event()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def __call__(self, seconds: float) -> str | None:
+        self._said.wait(seconds)
+        return self.word
+
+    def _listen(self) -> None:
+        self.word = sys.stdin.readline().strip() or "killed"
+        self._said.set()
+        time.sleep(self.close_timeout)
+        os._exit(TOO_LATE)
+
+
+def _beside_a_run(run: RunFolder, config: TrackConfig, label: str) -> int:
+    step_back()
+    told = Told(config.tracker.close_timeout)
+    try:
+        _track(run, config, label, told)
+    except Exception as error:  # whatever the tracker's library raises
+        traceback.print_exc()
+        line = f"{type(error).__name__}: {error}".splitlines()[0]
+        with notices(run).open("ab") as file:
+            file.write(msgspec.json.encode({"tracker": label, "message": line}) + b"\n")
+        return 1
+    return 0
+
+
+def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told) -> None:
+    from braidrl.monitors.trackers import open_tracker
+    from braidrl.monitors.trackers.tell import tell, tracked
+
+    told = tracked(run, label, continues=isinstance(ended, Told))
+    tell(run, config.tracker, open_tracker(config.tracker, told), told.after, ended)

@@ -1,0 +1,82 @@
+"""MLflow, by its client."""
+
+import os
+import re
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from braidrl.configs.trackers import MLflowTrackerConfig
+from braidrl.monitors.trackers.contract import Tracked
+
+os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # files are what needs neither server nor database
+
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param
+from mlflow.utils.validation import MAX_METRICS_PER_BATCH, MAX_PARAM_VAL_LENGTH, MAX_PARAMS_TAGS_PER_BATCH
+
+ID_TAG = "braid.id"
+ENDS = {"done": "FINISHED", "interrupted": "KILLED", "killed": "KILLED"}
+"""What MLflow calls the ways to end; any other is a failure."""
+
+
+class MLflowTracker:
+    """A run of an MLflow experiment; a resumed run goes on there."""
+
+    def __init__(self, config: MLflowTrackerConfig, tracked: Tracked) -> None:
+        files = (tracked.folder / "mlruns").absolute()
+        self.client = MlflowClient(
+            tracking_uri=config.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or files.as_uri()
+        )
+        experiment = self.client.get_experiment_by_name(config.experiment)
+        where = (
+            self.client.create_experiment(config.experiment)
+            if experiment is None
+            else experiment.experiment_id
+        )
+        self.run = self._earlier(where, tracked) if tracked.after else None
+        if self.run is None:
+            tags = {ID_TAG: tracked.id}
+            self.run = self.client.create_run(
+                where, run_name=config.name or tracked.name, tags=tags
+            ).info.run_id
+            params = [Param(key, value[:MAX_PARAM_VAL_LENGTH]) for key, value in _flat(tracked.settings)]
+            for start in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
+                self.client.log_batch(self.run, params=params[start : start + MAX_PARAMS_TAGS_PER_BATCH])
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        now = int(1000 * time.time())
+        points = [Metric(_metric(name), value, now, step) for name, value in metrics.items()]
+        for start in range(0, len(points), MAX_METRICS_PER_BATCH):
+            self.client.log_batch(self.run, metrics=points[start : start + MAX_METRICS_PER_BATCH])
+
+    def close(self, status: str) -> None:
+        self.client.set_terminated(self.run, ENDS.get(status, "FAILED"))
+
+    def _earlier(self, experiment: str, tracked: Tracked) -> str | None:
+        found = self.client.search_runs([experiment], f"tags.`{ID_TAG}` = '{tracked.id}'", max_results=1)
+        return found[0].info.run_id if found else None
+
+
+def _flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Dotted keys of nested settings."""
+    pairs = settings.items() if isinstance(settings, Mapping) else enumerate(settings)
+    for key, value in pairs:
+        path = f"{prefix}.{key}" if prefix else str(key)
+        if isinstance(value, Mapping) or (
+            isinstance(value, list) and any(isinstance(v, Mapping) for v in value)
+        ):
+            yield from _flat(value, path)
+        else:
+            yield _allowed(path), str(value)
+
+
+def _metric(name: str) -> str:
+    """One folder a name at most: in the file store, `loss` could not stand beside `loss/rl`."""
+    section, slash, rest = name.partition("/")
+    return section + slash + _allowed(rest).replace("/", ".")
+
+
+def _allowed(name: str) -> str:
+    """`name` in the characters that MLflow allows."""
+    return re.sub(r"[^\w\-. /]", "_", name.replace("@", "_at_"))

@@ -1,0 +1,51 @@
+"""The names under which trackers show metrics: a short overview first, then everything by process."""
+
+from collections.abc import Iterator, Mapping
+
+GLANCE = "at_a_glance"
+"""Section of the overview: trackers sort sections by name."""
+
+SHOWN = {
+    "orchestrator": {
+        "reward/mean": "reward",
+        "staleness/mean": "staleness",
+        "zero_signal": "groups_without_signal",
+        "tokens_per_second": "tokens_per_second/sampler",
+    },
+    "trainer": {
+        "loss": "loss",
+        "mismatch_kl": "kl",
+        "is_approx_k3_kl": "kl",
+        "entropy": "entropy",
+        "grad_norm": "grad_norm",
+        "tokens_per_second": "tokens_per_second/trainer",
+    },
+    "eval": {},
+}
+"""Metrics of the overview by process, with their names there; the reward of each source comes beside them."""
+
+
+def named(process: str, row: Mapping[str, float | None], overview_alone: bool) -> dict[str, float]:
+    """What a tracker is told of a line of metrics. A value that was not finite is left out."""
+    values = {name: value for name, value in row.items() if name != "step" and value is not None}
+    found = dict(_overview(process, values))
+    if not overview_alone:
+        found |= {name if process == "eval" else f"{process}/{name}": value for name, value in values.items()}
+    return found
+
+
+def _overview(process: str, values: Mapping[str, float]) -> Iterator[tuple[str, float]]:
+    for name, shown in SHOWN[process].items():
+        if name in values:
+            yield f"{GLANCE}/{shown}", values[name]
+    for name, value in values.items():
+        if (source := source_of(process, name)) is not None:
+            yield f"{GLANCE}/{'eval' if process == 'eval' else 'reward'}/{source}", value
+
+
+def source_of(process: str, name: str) -> str | None:
+    """The source whose mean reward a metric is; None: it is something else."""
+    prefix, suffix = ("eval/", "/reward/mean") if process == "eval" else ("reward/", "/mean")
+    if process == "trainer" or not (name.startswith(prefix) and name.endswith(suffix)):
+        return None
+    return name[len(prefix) : -len(suffix)] or None
