@@ -27,6 +27,8 @@ class StubVLLM:
     statuses: dict[str, list[int]] = field(default_factory=dict)
     """With which the next calls of a route fail."""
     acknowledges: bool = True
+    model: str = "model"
+    """The name of the model that it serves without an adapter."""
     version: str = "default"
     calls: list[tuple[str, Any]] = field(default_factory=list)
     """Updates' calls and their bodies, in order."""
@@ -49,7 +51,7 @@ class StubVLLM:
             return web.Response(status=404)
         answers = {
             "/health": {},
-            "/v1/models": {"data": [{"id": "model"}]},
+            "/v1/models": {"data": [{"id": self.model}]},
             "/version": {"version": "0.25.0"},
             "/weight_info": {"weight_version": self.version},
             "/server_info": {
