@@ -10,6 +10,8 @@ COMMANDS = {
     "rl": "Reinforcement learning: inference, orchestrator and trainer, launched and supervised",
     "sft": "Supervised fine-tuning on demonstrations",
     "eval": "Evaluate a model, a checkpoint or an endpoint: reward, pass@k",
+    "report": "Write one HTML page of a run: curves, rollouts, every token with its numbers",
+    "watch": "Serve the same page of a run that goes on, on this machine",
     "export": "Write any policy of a run as an ordinary Hugging Face folder",
     "track": "Send the metrics of a run to Weights & Biases, TensorBoard or MLflow",
     "inference": "Serve a model (one of the three processes of `braid rl`)",

@@ -1,0 +1,78 @@
+"""What the page says of a run before any row of it: its configuration, who learns what, the names of tokens."""
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from braidrl import __version__
+from braidrl.report.page.pieces import Pieces
+from braidrl.report.page.reasons import REASONS
+from braidrl.utils.run_folder import RunFolder
+
+
+def facts(run: RunFolder) -> dict[str, Any]:
+    """Facts of a run folder, for people and for the page's own code."""
+    config = resolved(run)
+    return {
+        "name": run.root.absolute().name,
+        "folder": str(run.root.absolute()),
+        "braidrl": __version__,
+        "algorithms": algorithms(config),
+        "loss": {"type": "ipo"} | _dict(config, "trainer", "loss"),
+        "regularised": bool(_dict(config, "trainer", "reference_kl")),
+        "max_steps": config.get("max_steps"),
+        "config": {
+            path.name: path.read_text(encoding="utf-8") for path in sorted(run.configs.glob("*.toml"))
+        },
+        "reasons": REASONS,
+    }
+
+
+def resolved(run: RunFolder) -> dict[str, Any]:
+    """The resolved configuration of the whole run, or of the process that ran alone; empty where there is none."""
+    for name in ("rl", "sft", "eval", "trainer", "orchestrator"):
+        if (path := run.configs / f"{name}.toml").is_file():
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+    return {}
+
+
+def algorithms(config: Mapping[str, Any]) -> dict[str, str]:
+    """The algorithm of each training source, by its name."""
+    train = _dict(config, "orchestrator", "train")
+    return {source["name"]: source["algo"]["type"] for source in train.get("source", ()) if "algo" in source}
+
+
+def find_tokenizer(run: RunFolder, named: Path | None = None) -> Pieces | None:
+    """The vocabulary of the run's tokenizer: of `named` (a `tokenizer.json`, or a folder with one), of the newest
+    weights that are left, of the base model, or of its copy in the Hugging Face cache. None where there is none.
+
+    Raises `FileNotFoundError` when `named` has none, `ValueError` when it cannot be read.
+    """
+    if named is not None:
+        path = named / "tokenizer.json" if named.is_dir() else named
+        return Pieces.load(path)
+    model = _dict(resolved(run), "model").get("path", "")
+    weights = [run.weights(version) for version in reversed(run.published("weights"))]
+    for folder in [*weights, Path(model)]:
+        if (path := folder / "tokenizer.json").is_file():
+            return Pieces.load(path)
+    return _cached(model)
+
+
+def _cached(model: str) -> Pieces | None:
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        path = try_to_load_from_cache(model, "tokenizer.json")
+    except HFValidationError:  # the path of a folder that is no more
+        return None
+    return Pieces.load(Path(path)) if isinstance(path, str) else None
+
+
+def _dict(config: Mapping[str, Any], *keys: str) -> dict[str, Any]:
+    found: Any = config
+    for key in keys:
+        found = found.get(key) or {}
+    return dict(found)

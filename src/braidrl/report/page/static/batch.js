@@ -1,0 +1,84 @@
+// One micro batch: every sample that shared a forward, token by token, so that the components can be told apart.
+
+import { h, count } from "braid/dom.js";
+import { opens, rollout as load } from "braid/source.js";
+import { algorithm, episodes, microBatches, row as rowOf, samples } from "braid/store.js";
+import { go, link, note } from "braid/router.js";
+import { painter } from "braid/painter.js";
+import { tokenElement, tokensOf } from "braid/tokens.js";
+import { hide, listen } from "braid/tip.js";
+
+const AT_ONCE = 64;
+export const keys = { streams: [] };
+
+export async function render(root, name) {
+  const all = microBatches();
+  const chosen = all.find((each) => each.name === name) ?? all[0];
+  if (!chosen) {
+    root.replaceChildren(h("p", { class: "note" },
+      "The trainer of this run wrote down no tokens (trainer.recorded_tokens = 0, an older Braid, or no step yet): there is no micro batch to show."));
+    return;
+  }
+  const shown = await open(dealt(chosen.rows).slice(0, AT_ONCE));
+  const draw = () => {
+    hide();
+    const paint = painter(shown.flatMap((each) => each.tokens), draw, "component");
+    keys.streams = paint.keys;
+    const list = h("div", { class: "samples" }, shown.map((each) => sampleElement(each, paint.scale)));
+    listen(list, (token) => note({ token: `${token.rollout}.${token.position}` }));
+    root.replaceChildren(chooser(all, chosen), totals(chosen, shown), paint.element, list);
+  };
+  draw();
+}
+
+// Samples of all sources in turn, so that the first ones show what the batch is made of.
+function dealt(rows) {
+  const piles = new Map();
+  const turn = (row) => {
+    const env = episodes.env[rowOf(samples.episode[row])];
+    piles.set(env, (piles.get(env) ?? 0) + 1);
+    return piles.get(env);
+  };
+  return rows.map((row) => [turn(row), row]).sort((a, b) => a[0] - b[0]).map(([, row]) => row);
+}
+
+async function open(rows) {
+  const found = [];
+  for (const row of rows) {
+    if (!opens(samples.episode[row])) continue;
+    const rollout = await load(samples.episode[row]);
+    const trace = rollout.traces.find((each) => each.id.startsWith(samples.trace[row]));
+    found.push({ row, rollout, trace, tokens: tokensOf(rollout, trace, samples.branch[row]) });
+  }
+  return found;
+}
+
+function chooser(all, chosen) {
+  const place = all.indexOf(chosen);
+  const to = (other, text, key) => h("a", { class: "button", href: other && link({ batch: other.name }), "aria-disabled": String(!other), "data-go": key, title: `key ${key}` }, text);
+  return h("nav", { class: "steps" },
+    h("select", { "aria-label": "micro batch", onchange: (event) => go({ batch: event.target.value }) },
+      all.map((each) => h("option", { value: each.name, selected: each === chosen }, title(each)))),
+    to(all[place + 1], "← earlier", "k"), to(all[place - 1], "later →", "j"));
+}
+
+function title({ name }) {
+  const [step, mini, micro] = name.split(".");
+  return `step ${step}, mini batch ${mini}, micro batch ${micro}`;
+}
+
+function totals(chosen, shown) {
+  const sum = (name) => chosen.rows.reduce((total, row) => total + samples[name][row], 0);
+  const parts = ["rl", "ce", "ref_kl"].map((name) => h("span", { class: "key", "data-component": name }, h("i", { class: `t c-${name}` }, "ab"), ` ${name} `, h("b", {}, sum(name).toLocaleString("en"))));
+  const left = chosen.rows.length - shown.length;
+  return h("div", { class: "heading" }, h("h1", {}, title(chosen)),
+    h("p", { class: "totals" }, h("span", {}, count(chosen.rows.length, "recorded sample")), h("span", {}, count(sum("tokens"), "token")), ...parts),
+    left ? h("p", { class: "note small" }, `${count(shown.length, "sample")} of ${chosen.rows.length} are drawn; braid watch and braid report --max-mib N hold more.`) : null);
+}
+
+function sampleElement({ row, rollout, tokens }, scale) {
+  return h("article", { class: "sample", "data-env": rollout.env },
+    h("header", {}, h("a", { href: link({ rollout: rollout.id }) }, rollout.env),
+      h("small", {}, `${rowOf(rollout.id) === undefined ? "" : algorithm(rowOf(rollout.id))} · ${rollout.key} · ${samples.tokens[row]} tokens`)),
+    h("div", { class: "body" }, tokens.map((token) => tokenElement(token, scale))));
+}

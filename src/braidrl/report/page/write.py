@@ -1,0 +1,82 @@
+"""Writing the page of a run: the whole index, and as many rollouts with all their tokens as its size allows."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from braidrl.report.page.changes import bounded
+from braidrl.report.page.facts import facts, find_tokenizer, resolved
+from braidrl.report.page.html import packed, page
+from braidrl.report.page.index import EPISODE_COLUMNS, SAMPLE_COLUMNS, Index
+from braidrl.report.page.pieces import Pieces
+from braidrl.report.page.rollout import rollout, token_ids
+from braidrl.utils.publish import publish_bytes
+from braidrl.utils.run_folder import RunFolder
+
+CHUNK = 16
+"""Rollouts that are packed together."""
+GOLDEN = 0.6180339887498949
+KEY = EPISODE_COLUMNS.index("key")
+
+
+def write_report(
+    run: RunFolder, target: Path, max_mib: float, tokenizer: Path | None = None
+) -> dict[str, int]:
+    """Write the page to `target`; rollouts with their tokens take `max_mib` of it at most. Returns what is in it:
+    `episodes`, of them `shown` in the table and `open` with their tokens; its size in `bytes`.
+
+    Raises as `find_tokenizer` does.
+    """
+    pieces = find_tokenizer(run, tokenizer)
+    index = Index(run)
+    while index.read():
+        pass
+    table = bounded(index)
+    blobs, opened = rollout_blobs(index, table["episodes"]["id"], pieces, int(max_mib * 2**20))
+    data = {"facts": facts(run) | {"tokenizer": pieces is not None}, "opened": opened}
+    text = page(f"{run.root.absolute().name} · Braid", data, {"table": packed(table)} | blobs)
+    publish_bytes(target, text.encode())
+    shown = len(table["episodes"]["id"])
+    return {"episodes": len(index.episodes), "shown": shown, "open": len(opened), "bytes": len(text)}
+
+
+def rollout_blobs(
+    index: Index, shown: Sequence[str], pieces: Pieces | None, limit: int
+) -> tuple[dict[str, bytes], dict[str, str]]:
+    """Blobs of rollouts that take `limit` bytes in the page at most, and which blob holds which episode."""
+    seq_len = resolved(index.run).get("seq_len")
+    blobs: dict[str, bytes] = {}
+    opened: dict[str, str] = {}
+    left = limit * 3 // 4  # base64 writes four characters for three bytes
+    for chunk in chunks(order(index, set(shown))):
+        rollouts = {episode: rollout(index, episode, seq_len) for episode in chunk}
+        known = {} if pieces is None else pieces.of(token_ids(rollouts.values()))
+        blob = packed({"rollouts": rollouts, "pieces": known})
+        if len(blob) > left:
+            break
+        name = f"rollouts-{len(blobs)}"
+        blobs[name] = blob
+        opened |= dict.fromkeys(chunk, name)
+        left -= len(blob)
+    return blobs, opened
+
+
+def order(index: Index, shown: set[str]) -> list[str]:
+    """Episodes in the order in which they get a place: those of the last step that was trained first, for its micro
+    batches, then group by group, spread over the run."""
+    episode, step = (SAMPLE_COLUMNS.index(name) for name in ("episode", "step"))
+    last = index.samples[-1][step] if index.samples else None
+    first = dict.fromkeys(row[episode] for row in index.samples if row[step] == last)
+    rows = [row for row in index.episodes if row[0] in shown]
+    groups = [
+        [row[0] for row in group] for _, group in groupby(rows, lambda row: row[KEY].rpartition("/")[0])
+    ]
+    places = sorted(range(len(groups)), key=lambda number: (number + 1) * GOLDEN % 1)
+    spread = dict.fromkeys(each for number in places for each in groups[number])
+    return [each for each in first | spread if each in index.places]
+
+
+def chunks(episodes: Sequence[str]) -> Iterator[list[str]]:
+    """Parts of `CHUNK`."""
+    for start in range(0, len(episodes), CHUNK):
+        yield list(episodes[start : start + CHUNK])
