@@ -21,9 +21,8 @@ def recompute_layers(model: PreTrainedModel, offload: bool) -> None:
     if offload:
         for module in model.modules():
             if (recompute := getattr(module, "_gradient_checkpointing_func", None)) is not None:
-                module._gradient_checkpointing_func = partial(
-                    _offloaded, recompute, torch.cuda.is_available()
-                )
+                kept = partial(_offloaded, recompute, torch.cuda.is_available())
+                module._gradient_checkpointing_func = kept  # type: ignore[assignment]
 
 
 def compile_layers(model: PreTrainedModel, device: torch.device) -> None:
