@@ -2,60 +2,17 @@
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
 
 from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION
 from braidrl.orchestrator.requests import version_of
+from braidrl.orchestrator.server import RefusedError, Server, UnavailableError
+from braidrl.orchestrator.weight_transfer import receive_weights
+from braidrl.transport.transfer import read_offer
 from braidrl.utils.adapter import is_adapter
-from braidrl.utils.retry import RETRIED, Backoff, describe
-
-
-class UnavailableError(RuntimeError):
-    """A server that is busy, starting or away: to be asked again."""
-
-
-class RefusedError(RuntimeError):
-    """A server that will not do what it was asked."""
-
-
-@dataclass
-class Server:
-    """Calls to one inference server, until a deadline."""
-
-    http: aiohttp.ClientSession
-    url: str
-    backoff: Backoff
-
-    async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises `UnavailableError`."""
-        return await self._call("GET", path)
-
-    async def post(self, path: str, body: Any = None) -> bytes:
-        """The body of an answer of status 200. Raises `UnavailableError` and `RefusedError`."""
-        status, answer = await self._call("POST", path, b"" if body is None else msgspec.json.encode(body))
-        if status != 200:
-            raise RefusedError(f"{path} answered {status}: {answer[:500].decode(errors='replace')}")
-        return answer
-
-    async def _call(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-        limit = aiohttp.ClientTimeout(total=max(0.1, self.backoff.remaining))
-        headers = {"Content-Type": "application/json"} if body else {}
-        try:
-            async with self.http.request(
-                method, self.url + path, data=body, headers=headers, timeout=limit
-            ) as response:
-                answer = await response.read()
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise UnavailableError(describe(error)) from error
-        if response.status in RETRIED:
-            raise UnavailableError(f"status {response.status}: {answer[:500].decode(errors='replace')}")
-        return response.status, answer
-
 
 WeightUpdate = Callable[[Server, Path, int], Awaitable[Any]]
 """Gives a server the weights in a folder as a version, and returns the version that it then says to serve. It may be
@@ -71,20 +28,33 @@ async def update_embedded(server: Server, path: Path, version: int) -> Any:
         return answer[:200].decode(errors="replace")
 
 
-async def update_vllm(server: Server, path: Path, version: int, *, loader: str = "reload_weights") -> Any:
+@dataclass
+class VLLMUpdate:
     """vLLM: hold its requests, load in place, forget what the old weights have cached (requests under way compute
-    theirs anew), label what is sampled from now on, go on. `loader` is the method of its workers that loads a model."""
-    await server.post("/pause?mode=keep")
-    if is_adapter(path):
-        await _load_adapter(server, path)
-    else:
-        await server.post("/collective_rpc", {"method": loader, "kwargs": {"weights_path": str(path)}})
-    reset = msgspec.json.decode(await server.post("/reset_prefix_cache?reset_running_requests=true"))
-    if not reset["success"]:
-        raise UnavailableError("the prefix cache is still held")
-    await server.post("/update_weight_version", {"new_version": str(version)})
-    await server.post("/resume")
-    return await served_version(server)
+    theirs anew), label what is sampled from now on, go on."""
+
+    loader: str = "reload_weights"
+    """The method of its workers that loads a model from a folder."""
+    joined: bool = False
+    """Whether its workers have met the trainer since they started."""
+
+    async def __call__(self, server: Server, path: Path, version: int) -> Any:
+        await server.post("/pause?mode=keep")
+        self.joined = self.joined and await served_version(server) > 0  # else it was started anew
+        if is_adapter(path):
+            await _load_adapter(server, path)
+        elif (offer := read_offer(path)) is not None:
+            await receive_weights(server, offer, version, fresh=not self.joined)
+            self.joined = True
+        else:
+            body = {"method": self.loader, "kwargs": {"weights_path": str(path)}}
+            await server.post("/collective_rpc", body)
+        reset = msgspec.json.decode(await server.post("/reset_prefix_cache?reset_running_requests=true"))
+        if not reset["success"]:
+            raise UnavailableError("the prefix cache is still held")
+        await server.post("/update_weight_version", {"new_version": str(version)})
+        await server.post("/resume")
+        return await served_version(server)
 
 
 async def _load_adapter(server: Server, path: Path) -> None:
@@ -112,7 +82,7 @@ async def weight_update_of(server: Server) -> WeightUpdate:
     """How this server takes weights. Raises `RefusedError` for a vLLM that cannot, with what is missing."""
     status, _ = await server.get("/weight_info")
     if status == 200:
-        return partial(update_vllm, loader=await _loader_of(server))
+        return VLLMUpdate(await _loader_of(server))
     status, answer = await server.get("/version")
     if status != 200:
         return update_embedded
