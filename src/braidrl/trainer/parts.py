@@ -83,19 +83,20 @@ class PartsReader:
             if not shape:
                 return self._found[name][0][1].get_tensor(name)
             count = shape[0]
-        pieces = []
-        for first, file in self._found[name]:
+        pieces, row, stop = [], start, start + count
+        for first, file in sorted(self._found[name], key=lambda found: found[0]):
             piece = file.get_slice(name)
-            length = piece.get_shape()[0]
-            low, high = (min(max(row - first, 0), length) for row in (start, start + count))
-            pieces.append(piece[low:high])
-        tensor = torch.cat(pieces) if len(pieces) > 1 else pieces[0]
-        if len(tensor) != count:
+            low, high = max(row, first), min(stop, first + piece.get_shape()[0])
+            if low < high and low == row:
+                pieces.append(piece[low - first : high - first])
+                row = high
+        if row != stop:
             raise ValueError(
-                f"{self.place}: rows {start} to {start + count} of {name} are not all there; copy the whole "
-                "checkpoint again"
+                f"{self.place}: rows {start} to {stop} of {name} are not all there; copy the whole checkpoint again"
             )
-        return tensor
+        if not pieces:  # no rows of it, but its other dimensions
+            return self._found[name][0][1].get_slice(name)[:0]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 def find_parts(folder: Path, name: str) -> list[Path]:
