@@ -27,10 +27,10 @@ from pathlib import Path
 import aiohttp
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.entrypoints.rl import free_port
 from braidrl.orchestrator.orchestrator import orchestrate
 from braidrl.report.table import print_table
 from braidrl.transport.rollouts import BatchReader
+from braidrl.utils.ports import free_port
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import create_tiny_model
 

@@ -29,12 +29,15 @@ def process_ids(launch: Launch) -> dict[str, int]:
     return found
 
 
+NO_RESTARTS = ("--inference.max_restarts", "0")
+
+
 @pytest.mark.parametrize(("victim", "seed"), [("inference", 0), ("orchestrator", 1), ("trainer", 2)])
 def test_killed_process_ends_the_run_and_resume_finishes_it(
     tmp_path: Path, tiny_model_dir: Path, victim: str, seed: int
 ) -> None:
     launch = Launch(tmp_path, tiny_model_dir)
-    flags = ("--max_steps", str(STEPS), "--checkpoint.interval", "1")
+    flags = ("--max_steps", str(STEPS), "--checkpoint.interval", "1", *NO_RESTARTS)
     launcher = launch.start(*flags)
     wait_until(lambda: len(launch.rows("trainer")) >= 1, f"the first step\n{launch.report()}")
     time.sleep(random.Random(seed).uniform(0.0, 1.0))

@@ -1,9 +1,9 @@
 """The inference process."""
 
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.model import ModelConfig
@@ -11,6 +11,9 @@ from braidrl.configs.model import ModelConfig
 HEAD_MARGIN = 2
 """Candidates beyond a head that it takes to recover it: a low-ranked sampled token may take one place, and one shows
 whether the last of the head is tied with the next."""
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+"""Hosts that no other machine reaches."""
 
 WORKER_EXTENSION = "braid_vllm.PolicyWorker"
 """What `braid inference` adds to vLLM's workers (`inference/vllm_worker`)."""
@@ -37,6 +40,11 @@ class VLLMConfig(BaseConfig):
     env: dict[str, str] = Field(default_factory=dict)
     """Further environment variables."""
 
+    @property
+    def devices(self) -> int:
+        """GPUs of one server."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size * self.data_parallel_size
+
 
 class InferenceConfig(BaseConfig):
     """`braid inference`: serves the policy and takes its weight updates."""
@@ -56,7 +64,12 @@ class InferenceConfig(BaseConfig):
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(8000, ge=0, le=65535)
-    """Port to listen on; 0 takes a free one (`braid rl` always does, unless a port is set)."""
+    """Port to listen on; 0 takes a free one (`braid rl` always does, unless a port is set). Of several servers the
+    first has this port and each further one the next."""
+    replicas: int = Field(1, ge=0)
+    """Servers that `braid rl` starts; 0: none, for those at `orchestrator.client.base_url` are there already."""
+    max_restarts: int = Field(3, ge=0)
+    """Times in ten minutes that `braid rl` starts a server anew that was up and ended; 0: its end is the run's."""
     api_key_var: str | None = None
     """Environment variable that holds the API key which requests must carry; None: no key."""
     max_batch_size: int = Field(64, ge=1)
@@ -67,3 +80,17 @@ class InferenceConfig(BaseConfig):
     """Most candidates a request may ask for per token; `braid rl` raises it to what `[trainer.loss]` needs."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""
+
+    @property
+    def devices(self) -> int:
+        """GPUs of one server, where there are GPUs."""
+        return self.vllm.devices if self.engine == "vllm" else 1
+
+    @model_validator(mode="after")
+    def _strangers_need_a_key(self) -> Self:
+        if self.host not in LOOPBACK and self.api_key_var is None:
+            raise ValueError(
+                f"host is {self.host!r}, which other machines reach, and api_key_var is not set; let it name an "
+                "environment variable that holds a key, or listen on 127.0.0.1"
+            )
+        return self

@@ -1,5 +1,8 @@
 """From the command line to a typed config: `@ FILE` ..., then dotted flags, later ones win."""
 
+import operator
+from collections.abc import Collection
+from functools import reduce
 from typing import TypeVar
 
 import tomli_w
@@ -28,6 +31,10 @@ def load_config(
         raise ConfigErrors([ConfigError("", error.message)]) from None
 
 
-def to_toml(config: BaseModel) -> str:
-    """The resolved config as TOML; keys that are None are left out."""
-    return tomli_w.dumps(config.model_dump(mode="json", exclude_none=True))
+def to_toml(config: BaseModel, without: Collection[str] = ()) -> str:
+    """The resolved config as TOML; keys that are None are left out, and those whose dotted paths are `without`."""
+    data = config.model_dump(mode="json", exclude_none=True)
+    for path in without:
+        *blocks, key = path.split(".")
+        reduce(operator.getitem, blocks, data).pop(key, None)
+    return tomli_w.dumps(data)

@@ -1,13 +1,14 @@
 """One file for the whole run: `braid rl @ run.toml`."""
 
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from braidrl.configs import recipe
 from braidrl.configs.base import BaseConfig
 from braidrl.configs.inference import HEAD_MARGIN, InferenceConfig
+from braidrl.configs.launchers import RayConfig, SlurmConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.trackers import TrackerConfig
@@ -50,6 +51,12 @@ class RLConfig(BaseConfig):
     """The orchestrator process."""
     inference: InferenceConfig
     """The inference process."""
+    launcher: Literal["local", "ray", "slurm"] = "local"
+    """Where the processes are started: on this machine, on a Ray cluster, or in a SLURM job."""
+    ray: RayConfig = Field(default_factory=RayConfig)
+    """The Ray cluster."""
+    slurm: SlurmConfig = Field(default_factory=SlurmConfig)
+    """The SLURM job."""
     stop_timeout: float = Field(15.0, gt=0)
     """Seconds that processes get to end by themselves before they are killed."""
     tracker: list[TrackerConfig] = Field(default_factory=list)
@@ -120,6 +127,15 @@ class RLConfig(BaseConfig):
         return self
 
     @model_validator(mode="after")
+    def _engine_takes_what_is_published(self) -> Self:
+        if self.trainer.weights.delta and self.inference.engine == "vllm":
+            raise ValueError(
+                "trainer.weights.delta needs the embedded engine: vLLM loads whole models, whose parameters it fuses "
+                "and shards, and has no route for elements of them; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _means_agree(self) -> Self:
         prompts = [
             source.name for source in self.orchestrator.train.source if source.algo.rl_aggregation == "prompt"
@@ -128,6 +144,15 @@ class RLConfig(BaseConfig):
             raise ValueError(
                 f"trainer.loss_agg_mode is {self.trainer.loss_agg_mode!r}, but the source {prompts[0]!r} weighs its "
                 'tokens by prompt (algo.loss_aggregation = "prompt"); keep one of the two'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _somebody_serves(self) -> Self:
+        if self.inference.replicas == 0 and "base_url" not in self.orchestrator.client.model_fields_set:
+            raise ValueError(
+                "inference.replicas is 0, so that no server is started, and orchestrator.client.base_url does not say "
+                "where one is; set it"
             )
         return self
 

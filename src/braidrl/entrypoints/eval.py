@@ -11,8 +11,10 @@ from braidrl.configs.errors import ConfigError
 from braidrl.configs.eval_command import SHARED_COPIES, EvalCommandConfig
 from braidrl.configs.load import load_config, to_toml
 from braidrl.entrypoints.eval_target import Target, orchestrator_config, resolve
+from braidrl.entrypoints.launchers.contract import Process
+from braidrl.entrypoints.launchers.local import LocalLauncher
+from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
 from braidrl.entrypoints.options import Options, parse_options
-from braidrl.entrypoints.rl import POLL_SECONDS
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
@@ -54,7 +56,7 @@ def launch(config: EvalCommandConfig, target: Target, options: Options) -> int:
     (run.configs / CONFIG).write_text(to_toml(config))
     target.prepare(config.model.dtype)
     try:
-        with Supervisor(config.stop_timeout) as supervisor:
+        with Supervisor(LocalLauncher(config.stop_timeout)) as supervisor:
             if target.served:
                 serve(supervisor, config, run)
             metrics = evaluate(config, target, supervisor, options.verbose)
@@ -92,8 +94,8 @@ def serve(supervisor: Supervisor, config: EvalCommandConfig, run: RunFolder) -> 
     path = run.configs / "inference.toml"
     path.write_text(to_toml(config.inference))
     threads = config.inference.threads or available_cores()
-    args = ["inference", "@", str(path)]
-    supervisor.start("inference", args, run.log("inference"), environment(threads), ends=False)
+    args = ("inference", "@", str(path))
+    supervisor.start(Process("inference", args, run.log("inference"), environment(threads), ends=False))
 
 
 def evaluate(

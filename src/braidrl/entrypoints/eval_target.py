@@ -9,8 +9,8 @@ from braidrl.configs.eval_command import SHARED, EvalCommandConfig
 from braidrl.configs.inherit import inherit
 from braidrl.configs.load import load_config
 from braidrl.configs.orchestrator import ClientConfig, OrchestratorConfig
-from braidrl.entrypoints.rl import free_port
 from braidrl.utils.model_source import ModelSource, find_model
+from braidrl.utils.ports import free_port
 from braidrl.utils.renderer import renderer_options
 from braidrl.utils.run_folder import RunFolder
 

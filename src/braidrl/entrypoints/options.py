@@ -30,6 +30,8 @@ class Options:
     verbose: bool = False
     resume_step: int | None = None
     """Step whose checkpoint a single process continues from (the launcher passes it on)."""
+    in_job: bool = False
+    """Whether this is the run of a SLURM job, rather than the command that submits one (the job passes it on)."""
 
 
 def parse_options(args: list[str]) -> Options:
@@ -37,7 +39,7 @@ def parse_options(args: list[str]) -> Options:
     options, rest = Options(), list(args)
     while rest:
         arg = rest.pop(0)
-        if arg in ("--dry-run", "--resume", "--clean", "--verbose"):
+        if arg in ("--dry-run", "--resume", "--clean", "--verbose", "--in-job"):
             setattr(options, arg[2:].replace("-", "_"), True)
             if arg == "--resume" and rest and not rest[0].startswith(("-", "@")):
                 options.resume_from = None if rest[0] == LATEST else Path(rest[0])

@@ -13,6 +13,9 @@ from rich.console import Console
 
 from braidrl.configs.errors import ConfigError
 from braidrl.entrypoints import rl
+from braidrl.entrypoints.launchers.contract import Process
+from braidrl.entrypoints.launchers.local import LocalLauncher
+from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
@@ -116,13 +119,14 @@ class Quickstart:
         from braidrl.report.progress import Progress
 
         self._announce(number, what, args)
-        with Supervisor(stop_timeout=10.0) as supervisor:
-            supervisor.start(args[0], args, self.folder / f"{args[0]}.log", environment(available_cores()))
+        log = self.folder / f"{args[0]}.log"
+        with Supervisor(LocalLauncher(stop_timeout=10.0)) as supervisor:
+            supervisor.start(Process(args[0], tuple(args), log, environment(available_cores())))
             with Progress(self.sft, steps, ("trainer",), self.console, every=max(1, steps // 10)) as progress:
                 while not supervisor.finished():
                     supervisor.check()
                     progress.update()
-                    time.sleep(rl.POLL_SECONDS)
+                    time.sleep(POLL_SECONDS)
                 progress.update()
 
     def _announce(self, number: str, what: str, args: list[str]) -> None:

@@ -1,105 +1,138 @@
-"""Starting, watching and stopping the processes of a run.
+"""Watching the processes of a run, wherever a launcher has started them.
 
-If one process dies, all stop; nothing outlives the launcher, not even when the launcher itself is killed.
+If one dies, all stop; but an inference server that was up is started anew, some times.
 """
 
-import ctypes
-import os
-import signal
-import subprocess
-import sys
+import http.client
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Self
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
 
+from braidrl.entrypoints.launchers.contract import End, Launcher, Process
 from braidrl.utils.log import tail
 
-PR_SET_PDEATHSIG = 1
+WINDOW = 600.0
+"""Seconds in which `max_restarts` are counted."""
+PAUSE = 1.0
+"""Seconds between the end of a server and its new start; doubled with each further one in the window."""
+HEALTH_TIMEOUT = 0.5
+"""Longest wait for the answer of a server that is not up yet, in seconds."""
 
 
 class ProcessFailed(RuntimeError):
-    """A process of the run ended although it should not have, or ended with an error."""
+    """Processes of the run ended although they should not have, or ended with an error."""
 
-    def __init__(self, name: str, code: int, log: Path) -> None:
-        self.name = name
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        super().__init__(f"{name} {how}; last lines of {log}:\n{tail(log)}")
+    def __init__(self, ends: list[tuple[Process, End]]) -> None:
+        first = sorted(ends, key=lambda each: each[1].code > 0)  # what was killed took the others with it
+        super().__init__("\n".join(f"{_told(process, end)}" for process, end in first))
 
 
 @dataclass
-class Child:
-    """One started process and the log that it writes."""
+class Watched:
+    """A process under supervision."""
 
-    popen: subprocess.Popen
-    log: Path
-    stream: IO[bytes]
-    ends: bool
-    """Whether ending with exit code 0 is its normal course (a server never ends by itself)."""
+    process: Process
+    was_up: bool = False
+    """Whether it has answered."""
+    restarts: deque[float] = field(default_factory=deque)
+    """When it was started anew, within the window."""
+    due: float | None = None
+    """When it is to be started anew; None: it has been."""
+
+
+def _same_again(process: Process) -> Process:
+    return process
 
 
 class Supervisor:
-    """The processes of one run. Leaving the context stops them all."""
+    """The processes of one run. Leaving the context stops them all.
 
-    def __init__(self, stop_timeout: float) -> None:
-        self.stop_timeout = stop_timeout
-        self.children: dict[str, Child] = {}
+    Args:
+        launcher: starts them.
+        renew: the process to start in the place of one that ended; None while there is no place for it.
+    """
+
+    def __init__(self, launcher: Launcher, renew: Callable[[Process], Process | None] = _same_again) -> None:
+        self.launcher = launcher
+        self.renew = renew
+        self.watched: dict[str, Watched] = {}
+        self.restarts = 0
+        """How often a server was started anew."""
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.stop()
+        self.launcher.stop()
 
-    def start(self, name: str, args: list[str], log: Path, env: Mapping[str, str], ends: bool = True) -> None:
-        """Start `braid ARGS` in its own process group, its output appended to `log`."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        stream = log.open("ab")
-        popen = subprocess.Popen(
-            [sys.executable, "-m", "braidrl.cli", *args],
-            stdout=stream,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**os.environ, **env},
-            start_new_session=True,
-            preexec_fn=_die_with_parent if sys.platform == "linux" else None,  # noqa: PLW1509 - no thread runs yet
-        )
-        self.children[name] = Child(popen, log, stream, ends)
+    def start(self, process: Process) -> None:
+        """Start a process, and watch it from now on."""
+        self.launcher.start(process)
+        self.watched[process.name] = Watched(process)
 
     def check(self) -> None:
-        """Raise `ProcessFailed` for the first process that is not running and should be."""
-        for name, child in self.children.items():
-            code = child.popen.poll()
-            if code is not None and (code != 0 or not child.ends):
-                raise ProcessFailed(name, code, child.log)
+        """Start anew what is due. Raises `ProcessFailed` where a process is not running and should be."""
+        failed: list[tuple[Process, End]] = []
+        for each in self.watched.values():
+            if each.due is not None:
+                self._renew(each)
+                continue
+            end = self.launcher.poll(each.process.name)
+            if end is None:
+                each.was_up = each.was_up or _answers(each.process)
+            elif (end.code != 0 or not each.process.ends) and not self._forgive(each, end):
+                failed.append((each.process, end))
+        if failed:
+            raise ProcessFailed(failed)
 
     def finished(self) -> bool:
         """Whether every process that ends by itself has ended well."""
-        return all(child.popen.poll() == 0 for child in self.children.values() if child.ends)
+        ends = [self.launcher.poll(each.process.name) for each in self.watched.values() if each.process.ends]
+        return all(end is not None and end.code == 0 for end in ends)
 
-    def stop(self) -> None:
-        """Ask every process to end, wait `stop_timeout` seconds for all of them together, kill the rest."""
-        for child in self.children.values():
-            _signal_group(child, signal.SIGTERM)
-        deadline = time.monotonic() + self.stop_timeout
-        for child in self.children.values():
-            try:
-                child.popen.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                pass
-            _signal_group(child, signal.SIGKILL)
-            child.popen.wait()
-            child.stream.close()
-        self.children.clear()
+    def _forgive(self, each: Watched, end: End) -> bool:
+        """Whether a process that has ended is started anew."""
+        now, most = time.monotonic(), each.process.max_restarts
+        while each.restarts and each.restarts[0] < now - WINDOW:
+            each.restarts.popleft()
+        if not each.was_up or len(each.restarts) >= most:
+            return False
+        pause = PAUSE * 2 ** len(each.restarts)
+        each.restarts.append(now)
+        each.due = now + pause
+        print(
+            f"{_told(each.process, end)}\nit is started anew in {pause:g} s ({len(each.restarts)} of {most} times in "
+            f"{WINDOW / 60:g} minutes)",
+            flush=True,
+        )
+        return True
+
+    def _renew(self, each: Watched) -> None:
+        if each.due is None or time.monotonic() < each.due:
+            return
+        process = self.renew(each.process)
+        if process is None:
+            return
+        self.launcher.start(process)
+        each.process, each.due = process, None
+        self.restarts += 1
 
 
-def _signal_group(child: Child, number: int) -> None:
+def _told(process: Process, end: End) -> str:
+    return f"{process.name} {end.how}; last lines of {process.log}:\n{tail(process.log)}"
+
+
+def _answers(process: Process) -> bool:
+    """Whether a server is up; asked only until it is, and of those that may be started anew."""
+    if process.health is None or process.max_restarts == 0:
+        return False
+    connection = http.client.HTTPConnection(process.health.host, process.health.port, timeout=HEALTH_TIMEOUT)
     try:
-        os.killpg(child.popen.pid, number)
-    except ProcessLookupError:
-        pass
-
-
-def _die_with_parent() -> None:
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        connection.request("GET", "/health")
+        return connection.getresponse().status == 200
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()

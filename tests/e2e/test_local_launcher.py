@@ -1,0 +1,84 @@
+"""Several processes of a kind on one machine: two trainer ranks, two inference servers, one of which is killed."""
+
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import check_accounts
+from tests.e2e.runs import Launch, wait_until
+
+pytestmark = pytest.mark.e2e
+
+STEPS = 8
+REPLICAS = ("--inference.replicas", "2")
+RANKS = ("--trainer.parallel.processes", "2")
+
+
+def command_lines(launch: Launch) -> dict[int, list[str]]:
+    """What follows `braid` of every process of a run, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if str(launch.run.configs) in " ".join(arguments):
+                found[int(entry.name)] = arguments[3:]
+    return found
+
+
+def server_ids(launch: Launch) -> list[int]:
+    return [pid for pid, arguments in command_lines(launch).items() if arguments[0] == "inference"]
+
+
+def first_step(launch: Launch, launcher: subprocess.Popen) -> None:
+    wait_until(
+        lambda: len(launch.rows("trainer")) >= 1 or launcher.poll() is not None,
+        f"the first step\n{launch.report()}",
+    )
+
+
+def check_whole(launch: Launch, steps: int) -> None:
+    """Every step was taken once, and every episode that was dispatched is accounted for."""
+    for process in ("trainer", "orchestrator"):
+        assert [row["step"] for row in launch.rows(process)] == list(range(1, steps + 1))
+    assert check_accounts(launch.run)["trained"] >= steps * 16 / 4
+
+
+def test_two_ranks_and_two_servers_and_one_server_is_killed(tmp_path: Path, tiny_model_dir: Path) -> None:
+    launch = Launch(tmp_path, tiny_model_dir)
+    launcher = launch.start(*REPLICAS, *RANKS, "--max_steps", str(STEPS))
+    first_step(launch, launcher)
+    servers = server_ids(launch)
+    assert len(servers) == 2, launch.report()
+    os.kill(servers[0], signal.SIGKILL)
+
+    assert launcher.wait(180) == 0, launch.report()
+    logs = {path.stem for path in launch.run.logs.iterdir()}
+    assert logs == {"inference_0", "inference_1", "orchestrator", "trainer", "trainer_rank1"}
+    output = launch.output.read_text()
+    assert "was killed by SIGKILL" in output and "1 of 3 times in 10 minutes" in output
+    assert "2 processes" in launch.run.log("trainer").read_text()
+    starts = [launch.run.log(f"inference_{index}").read_text().count("inference ready") for index in (0, 1)]
+    assert sorted(starts) == [1, 2]
+    assert f"policy v{STEPS} is served by 2 replica(s)" in launch.run.log("orchestrator").read_text()
+    check_whole(launch, STEPS)
+    assert command_lines(launch) == {}
+
+
+def test_the_end_of_a_rank_ends_the_run_with_its_last_lines(tmp_path: Path, tiny_model_dir: Path) -> None:
+    launch = Launch(tmp_path, tiny_model_dir)
+    launcher = launch.start(*RANKS, "--max_steps", "1000")
+    first_step(launch, launcher)
+    processes = command_lines(launch)
+    ranks = sorted(pid for pid, arguments in processes.items() if arguments[0] == "trainer")
+    environments = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in ranks}
+    last = next(pid for pid in ranks if b"RANK=1" in environments[pid])
+    os.kill(last, signal.SIGKILL)
+    assert launcher.wait(30) == 1
+    assert "trainer_rank1 was killed by SIGKILL; last lines of" in launch.output.read_text()
+    assert command_lines(launch) == {}

@@ -1,0 +1,31 @@
+"""A launcher that starts nothing, for the tests of those that use one."""
+
+from dataclasses import dataclass, field
+
+from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
+
+
+@dataclass
+class FakeLauncher:
+    """A launcher whose processes end when the test says so."""
+
+    moves = True
+    placement_timeout = 0.0
+    started: list[Process] = field(default_factory=list)
+    ends: dict[str, End] = field(default_factory=dict)
+
+    def place(self, slot: Slot) -> Place | None:
+        raise NotImplementedError
+
+    def start(self, process: Process) -> None:
+        self.started.append(process)
+        self.ends.pop(process.name, None)
+
+    def poll(self, name: str) -> End | None:
+        return self.ends.get(name)
+
+    def stop(self) -> None:
+        self.started.clear()
+
+    def shortage(self) -> str:
+        return "there are no more machines"
