@@ -13,6 +13,8 @@ COMMANDS = {
     "report": "Write one HTML page of a run: curves, rollouts, every token with its numbers",
     "watch": "Serve the same page of a run that goes on, on this machine",
     "export": "Write any policy of a run as an ordinary Hugging Face folder",
+    "runs": "List runs: how they ended or how far they are, and their last metrics",
+    "compare": "Runs side by side: what their configs differ in, and their metrics",
     "track": "Send the metrics of a run to Weights & Biases, TensorBoard or MLflow",
     "inference": "Serve a model (one of the three processes of `braid rl`)",
     "orchestrator": "Run environments and ship batches (one of the three processes)",
@@ -24,6 +26,8 @@ COMMANDS = {
     "verify": "Before a long run: gradients do not depend on cuts, sampler and trainer agree",
     "score": "Run an algorithm over recorded episodes, without models; compare two",
     "new-algorithm": "Write a package with an algorithm of your own, to start from",
+    "schema": "Print the JSON schema of a config, for editors",
+    "completion": "Print the completion script of a shell: bash, zsh or fish",
     "tiny-model": "Write a tiny, randomly initialised model folder",
 }
 

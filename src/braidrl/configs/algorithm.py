@@ -237,7 +237,7 @@ class OPSDConfig(BaseAlgorithmConfig):
             raise ValueError("the template has no {demonstration}, so the teacher would see none; add it")
         return value
 
-    @field_validator("renderer", mode="before")
+    @field_validator("renderer", mode="before", json_schema_input_type=RendererConfig | str)
     @classmethod
     def _family(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value

@@ -18,7 +18,7 @@ class CurriculumConfig(BaseConfig):
     gates: dict[str, InstalledGateConfig] = Field(default_factory=dict)
     """By name; a group trains only if each of them admits it. `NAME = "None"` switches an inherited one off."""
 
-    @field_validator("gates", mode="before")
+    @field_validator("gates", mode="before", json_schema_input_type=dict[str, InstalledGateConfig | None])
     @classmethod
     def _without_those_that_are_off(cls, gates: Any) -> Any:
         if not isinstance(gates, dict):

@@ -30,7 +30,9 @@ class EndpointConfig(BaseConfig):
     startup_timeout: float = Field(600.0, gt=0)
     """Longest wait for the server to answer, in seconds."""
 
-    _one_or_several = field_validator("base_url", mode="before")(one_or_several)
+    _one_or_several = field_validator("base_url", mode="before", json_schema_input_type=str | list[str])(
+        one_or_several
+    )
 
 
 class EvalCommandConfig(EvalGroup):

@@ -34,7 +34,9 @@ class FrozenModelConfig(BaseConfig):
     api_key_var: str | None = None
     """Environment variable that holds the endpoint's API key; None: no key."""
 
-    _one_or_several = field_validator("base_url", mode="before")(one_or_several)
+    _one_or_several = field_validator("base_url", mode="before", json_schema_input_type=str | list[str])(
+        one_or_several
+    )
 
 
 class RendererConfig(BaseConfig):

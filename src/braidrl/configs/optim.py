@@ -29,6 +29,7 @@ class SchedulerConfig(BaseConfig):
     """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine decay."""
 
     type: Literal["constant", "linear", "cosine"] = "constant"
+    """How the rate moves after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
     """Steps from 0 to the peak."""
     decay_steps: int | None = Field(None, ge=1)

@@ -36,7 +36,7 @@ def keys_of(cls: type[BaseModel], prefix: str = "", hidden: frozenset[str] = fro
             continue
         if get_origin(annotation) is list:
             (element,) = get_args(annotation)
-            path, annotation = (f"{path}[]", element) if _is_model(element) else (path, annotation)
+            path, annotation = (f"{path}[]", element) if any(models_in(element)) else (path, annotation)
         if _is_model(annotation):
             yield from keys_of(annotation, f"{path}.", hidden)
         elif tagged := [model for model in models_in(annotation) if tag_of(model)]:

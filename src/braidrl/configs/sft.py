@@ -53,7 +53,11 @@ class SFTConfig(BaseConfig):
     """Train an adapter of it alone; None: all of it."""
     output_dir: Path = Path("outputs/sft")
     """Run folder; the trained model lies in `weights/step_N`."""
-    data: Annotated[list[SFTDataConfig], BeforeValidator(_alone), Field(min_length=1)]
+    data: Annotated[
+        list[SFTDataConfig],
+        BeforeValidator(_alone, json_schema_input_type=SFTDataConfig | list[SFTDataConfig]),
+        Field(min_length=1),
+    ]
     """Demonstrations: one source (`[data]`), or several that are mixed by their weights (`[[data]]`)."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
     """How messages become tokens."""

@@ -34,15 +34,8 @@ class MLflowTracker:
             if experiment is None
             else experiment.experiment_id
         )
-        self.run = self._earlier(where, tracked) if tracked.after else None
-        if self.run is None:
-            tags = {ID_TAG: tracked.id}
-            self.run = self.client.create_run(
-                where, run_name=config.name or tracked.name, tags=tags
-            ).info.run_id
-            params = [Param(key, value[:MAX_PARAM_VAL_LENGTH]) for key, value in _flat(tracked.settings)]
-            for start in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
-                self.client.log_batch(self.run, params=params[start : start + MAX_PARAMS_TAGS_PER_BATCH])
+        earlier = self._earlier(where, tracked) if tracked.after else None
+        self.run: str = earlier or self._new(where, config, tracked)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         now = int(1000 * time.time())
@@ -52,6 +45,14 @@ class MLflowTracker:
 
     def close(self, status: str) -> None:
         self.client.set_terminated(self.run, ENDS.get(status, "FAILED"))
+
+    def _new(self, experiment: str, config: MLflowTrackerConfig, tracked: Tracked) -> str:
+        tags = {ID_TAG: tracked.id}
+        run = self.client.create_run(experiment, run_name=config.name or tracked.name, tags=tags).info.run_id
+        params = [Param(key, value[:MAX_PARAM_VAL_LENGTH]) for key, value in _flat(tracked.settings)]
+        for start in range(0, len(params), MAX_PARAMS_TAGS_PER_BATCH):
+            self.client.log_batch(run, params=params[start : start + MAX_PARAMS_TAGS_PER_BATCH])
+        return run
 
     def _earlier(self, experiment: str, tracked: Tracked) -> str | None:
         found = self.client.search_runs([experiment], f"tags.`{ID_TAG}` = '{tracked.id}'", max_results=1)

@@ -1,0 +1,170 @@
+"""`braid completion SHELL`: the script that completes commands, keys and their values in bash, zsh or fish.
+
+bash: `source <(braid completion bash)`; zsh, after `compinit`: `source <(braid completion zsh)`;
+fish: `braid completion fish | source`. Each goes into the shell's own start-up file. The words are those of this
+installation, with the algorithms and losses of other packages.
+"""
+
+import argparse
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from braidrl.configs.reference import Key, keys_of
+
+VALUES = re.compile(r"\{([\w,.+-]+)\}")
+"""How `--help` shows the values that a key can have."""
+PROCESS_FLAGS = {"--help": "list every key", "--dry-run": "print the resolved config and start nothing"}
+CLEAN = {"--clean": "remove what lies in output_dir first"}
+VERBOSE = {"--verbose": "say more"}
+JSON = {"--json": "print it for machines"}
+FLAGS = {
+    "rl": {"--resume": "continue the run in output_dir", "--quiet": "show no progress"} | CLEAN | VERBOSE,
+    "eval": CLEAN | VERBOSE,
+    "verify": {"--batch": "a recorded batch or a run folder"} | JSON,
+    "runs": JSON,
+    "compare": {"--metrics": "which metrics"} | JSON,
+}
+"""Flags of commands that are not configuration."""
+
+
+@dataclass
+class Words:
+    """What may follow a command."""
+
+    flags: dict[str, str] = field(default_factory=lambda: {"--help": "what it does"})
+    """With what they mean."""
+    values: dict[str, list[str]] = field(default_factory=dict)
+    """What may follow a flag, where that is known."""
+    first: list[str] = field(default_factory=list)
+    """What its first word may be, where it is not a file."""
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="braid completion", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("shell", choices=list(SHELLS))
+    shell = parser.parse_args(args).shell
+    print("\n".join(SHELLS[shell](words_of_all())))
+    return 0
+
+
+def words_of_all() -> dict[str, Words]:
+    """What may follow each command."""
+    from braidrl.cli import COMMANDS
+    from braidrl.configs.plugins import ALGORITHMS, GATES, LOSSES, SAMPLERS
+    from braidrl.configs.rl import SHARED_COPIES
+    from braidrl.entrypoints.schema import CONFIGS, config_class
+
+    found = {command: Words() for command in COMMANDS}
+    for command in (*CONFIGS, "verify"):
+        cls = config_class("rl" if command == "verify" else command)
+        for key in keys_of(cls, hidden=SHARED_COPIES if command in ("rl", "verify") else frozenset()):
+            _add_key(found[command], key)
+        found[command].flags |= PROCESS_FLAGS
+    listed = {"algorithms": ALGORITHMS, "losses": LOSSES, "samplers": SAMPLERS, "gates": GATES}
+    for command, known in listed.items():
+        found[command].first = list(known)
+    found["schema"].first, found["completion"].first = list(CONFIGS), list(SHELLS)
+    for command, flags in FLAGS.items():
+        found[command].flags |= flags
+    return found
+
+
+def _add_key(words: Words, key: Key) -> None:
+    if "[]" in key.path:  # an element of a list has no flag
+        return
+    words.flags[f"--{key.path}"] = key.description
+    values = [value for group in VALUES.findall(key.type) for value in group.split(",")]
+    if key.type == "bool":
+        values = ["true", "false"]
+    if values:
+        words.values[f"--{key.path}"] = values
+
+
+def bash(words: dict[str, Words]) -> Iterator[str]:
+    yield "# braid completion bash"
+    yield "_braid() {"
+    yield '    local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}"'
+    yield '    local previous="${COMP_WORDS[COMP_CWORD-1]}" words=""'
+    yield "    COMPREPLY=()"
+    yield f'    if ((COMP_CWORD == 1)); then words="{" ".join([*words, "--help", "--version"])}"'
+    yield "    else"
+    yield '        case "$command $previous" in'
+    for command, known in words.items():
+        for flag, values in known.values.items():
+            yield f'            "{command} {flag}") words="{" ".join(values)}" ;;'
+        if known.first:
+            yield f'            "{command} {command}") words="{" ".join(known.first)}" ;;'
+    yield "        esac"
+    yield '        [[ -n "$words" || "$word" != -* ]] || case "$command" in'
+    for command, known in words.items():
+        yield f'            {command}) words="{" ".join(known.flags)}" ;;'
+    yield "        esac"
+    yield "    fi"
+    yield '    [[ -z "$words" ]] || COMPREPLY=($(compgen -W "$words" -- "$word"))'
+    yield "}"
+    yield "complete -o bashdefault -o default -F _braid braid"
+
+
+def zsh(words: dict[str, Words]) -> Iterator[str]:
+    from braidrl.cli import COMMANDS
+
+    yield "#compdef braid"
+    yield "_braid() {"
+    yield "    local -a found"
+    yield "    if ((CURRENT == 2)); then"
+    yield f"        found=({' '.join(_described(COMMANDS))})"
+    yield "        _describe command found"
+    yield "        return"
+    yield "    fi"
+    yield '    case "$words[2] $words[CURRENT-1]" in'
+    for command, known in words.items():
+        for flag, values in known.values.items():
+            yield f'        "{command} {flag}") compadd -- {" ".join(values)}; return ;;'
+        if known.first:
+            yield f'        "{command} {command}") compadd -- {" ".join(known.first)}; return ;;'
+    yield "    esac"
+    yield '    [[ "$words[CURRENT]" == -* ]] && case "$words[2]" in'
+    for command, known in words.items():
+        yield f"        {command}) found=({' '.join(_described(known.flags))}) ;;"
+    yield "    esac"
+    yield "    if (($#found)); then _describe option found; else _files; fi"
+    yield "}"
+    yield "compdef _braid braid"
+
+
+def fish(words: dict[str, Words]) -> Iterator[str]:
+    from braidrl.cli import COMMANDS
+
+    yield "# braid completion fish"
+    yield "complete -c braid -e"
+    for command, text in COMMANDS.items():
+        yield f"complete -c braid -f -n __fish_use_subcommand -a {command} -d {_quoted(text)}"
+    for command, known in words.items():
+        seen = f"-n '__fish_seen_subcommand_from {command}'"
+        for flag, text in known.flags.items():
+            values = f" -x -a {_quoted(' '.join(known.values[flag]))}" if flag in known.values else ""
+            yield f"complete -c braid {seen} -l {flag[2:]} -d {_quoted(_short(text))}{values}"
+        if known.first:
+            yield f"complete -c braid -f {seen} -a {_quoted(' '.join(known.first))}"
+
+
+def _described(texts: dict[str, str]) -> Iterator[str]:
+    """`'word:what it means'` of each, as zsh takes them."""
+    for word, text in texts.items():
+        yield _quoted(f"{word}:{_short(text)}")
+
+
+def _short(text: str) -> str:
+    """The first sentence or so."""
+    return text if len(text) <= 60 else text[:57].rstrip() + "..."
+
+
+def _quoted(text: str) -> str:
+    """In single quotes, which every shell leaves alone."""
+    return "'" + text.replace("'", "").replace("\\", "") + "'"
+
+
+SHELLS = {"bash": bash, "zsh": zsh, "fish": fish}

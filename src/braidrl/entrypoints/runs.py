@@ -1,0 +1,98 @@
+"""`braid runs [FOLDER]`: the runs below a folder, how they ended or how far they are, and their last metrics."""
+
+import argparse
+import json
+from collections.abc import Callable
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from braidrl.configs.errors import ConfigError
+
+if TYPE_CHECKING:
+    from braidrl.report.runs import Summary
+
+DEFAULT = Path("outputs")
+ABSENT = "-"
+SHOWN: dict[str, tuple[str, str, str]] = {
+    "reward": ("orchestrator", "reward/mean", "{:.3f}"),
+    "loss": ("trainer", "loss", "{:+.4f}"),
+    "KL": ("trainer", "mismatch_kl", "{:.1e}"),
+    "stale": ("orchestrator", "staleness/mean", "{:.1f}"),
+    "tok/s": ("trainer", "tokens_per_second", "{:.0f}"),
+}
+"""Columns of metrics: process, name, format."""
+
+
+def main(args: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="braid runs", description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, help=f"where to look (default: {DEFAULT})")
+    parser.add_argument("--json", action="store_true", help="print it for machines")
+    options = parser.parse_args(args)
+    summaries = found(options.folder or DEFAULT)
+    if options.json:
+        print(json.dumps([for_machines(each) for each in summaries], indent=2))
+    elif not summaries:
+        print(f"no run in {options.folder or DEFAULT}")
+    else:
+        show(summaries)
+    return 0
+
+
+def found(folder: Path) -> "list[Summary]":
+    """The runs below a folder, oldest first; those without a record before all others. Raises `ConfigError`."""
+    from braidrl.report.runs import find_runs, summarize
+
+    if not folder.is_dir():
+        raise ConfigError("FOLDER", f"there is no folder {folder}; name one that holds runs")
+    try:
+        summaries = [summarize(run) for run in find_runs(folder)]
+    except ValueError as error:
+        raise ConfigError("FOLDER", str(error)) from None
+    return sorted(summaries, key=lambda each: each.started or 0.0)
+
+
+def show(summaries: "list[Summary]") -> None:
+    from braidrl.report.table import print_table
+
+    header = ("run", "status", "step", *SHOWN, "started", "took")
+    rows = [
+        (
+            str(each.run.root),
+            each.outcome.status,
+            f"{_or_absent(each.step, str)}/{each.settings.get('max_steps', ABSENT)}",
+            *(_or_absent(each.metric(process, name), text.format) for process, name, text in SHOWN.values()),
+            _or_absent(each.started, lambda when: f"{datetime.fromtimestamp(when):%Y-%m-%d %H:%M}"),
+            _or_absent(each.seconds, duration),
+        )
+        for each in summaries
+    ]
+    print_table(header, rows)
+    for each in summaries:
+        if each.outcome.error is not None:
+            print(f"{each.run.root}: {each.outcome.error}")
+
+
+def duration(seconds: float) -> str:
+    """`12 s`, `3 min`, `5.2 h` or `2.1 d`."""
+    for limit, unit, size in ((120, "s", 1), (120 * 60, "min", 60), (48 * 3600, "h", 3600)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit}" if unit != "h" else f"{seconds / size:.1f} h"
+    return f"{seconds / 86400:.1f} d"
+
+
+def for_machines(summary: "Summary") -> dict[str, Any]:
+    return {
+        "run": str(summary.run.root),
+        "status": summary.outcome.status,
+        "error": summary.outcome.error,
+        "step": summary.step,
+        "max_steps": summary.settings.get("max_steps"),
+        "started": summary.started,
+        "seconds": summary.seconds,
+        "metrics": summary.last,
+    }
+
+
+def _or_absent(value: Any, text: Callable[[Any], str]) -> str:
+    return ABSENT if value is None else text(value)
