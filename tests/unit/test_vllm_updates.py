@@ -1,86 +1,13 @@
 """How stock vLLM is given weights: which routes, in which order, and what is said where one is missing."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
-from aiohttp import web
+from stub_vllm import DEADLINE, StubVLLM, pool_of
 
 from braidrl.configs.inference import WORKER_EXTENSION
-from braidrl.orchestrator.replicas import ReplicaError, Replicas
-
-DEADLINE = 20.0
-
-
-@dataclass
-class StubVLLM:
-    """The routes of a vLLM server that an update calls, without a model."""
-
-    extension: str = WORKER_EXTENSION
-    device: str = "cpu"
-    missing: set[str] = field(default_factory=set)
-    """Routes that it does not have."""
-    statuses: dict[str, list[int]] = field(default_factory=dict)
-    """With which the next calls of a route fail."""
-    acknowledges: bool = True
-    model: str = "model"
-    """The name of the model that it serves without an adapter."""
-    version: str = "default"
-    calls: list[tuple[str, Any]] = field(default_factory=list)
-    """Updates' calls and their bodies, in order."""
-
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_route("*", "/{path:.*}", self._answer)
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-    async def _answer(self, request: web.Request) -> web.Response:
-        path = request.path
-        if path in self.missing:
-            return web.Response(status=404)
-        answers = {
-            "/health": {},
-            "/v1/models": {"data": [{"id": self.model}]},
-            "/version": {"version": "0.25.0"},
-            "/weight_info": {"weight_version": self.version},
-            "/server_info": {
-                "vllm_config": {
-                    "parallel_config": {"worker_extension_cls": self.extension},
-                    "device_config": {"device": self.device},
-                }
-            },
-            "/reset_prefix_cache": {"success": True},
-        }
-        if request.method == "POST":
-            body = await request.read()
-            self.calls.append((str(request.rel_url), msgspec.json.decode(body) if body else None))
-            if self.statuses.get(path):
-                return web.json_response({"error": "told to"}, status=self.statuses[path].pop(0))
-            if path == "/update_weight_version" and self.acknowledges:
-                self.version = self.calls[-1][1]["new_version"]
-        return web.json_response(answers.get(path, {}))
-
-
-@asynccontextmanager
-async def pool_of(stub: StubVLLM) -> AsyncIterator[Replicas]:
-    async with stub.running() as url:
-        pool = Replicas([url], live=True)
-        try:
-            await pool.connect(DEADLINE)
-            yield pool
-        finally:
-            await pool.close()
+from braidrl.orchestrator.replicas import ReplicaError
 
 
 def calls_of(path: Path, version: int, method: str) -> list[tuple[str, Any]]:
@@ -123,9 +50,7 @@ async def test_an_update_that_was_cut_off_starts_over(tmp_path: Path) -> None:
 async def test_weights_that_it_cannot_load_end_the_run(tmp_path: Path) -> None:
     stub = StubVLLM(statuses={"/collective_rpc": [500]})
     async with pool_of(stub) as pool:
-        with pytest.raises(
-            ReplicaError, match=r"refused the weights of v1 .*/collective_rpc answered 500: .*told to"
-        ):
+        with pytest.raises(ReplicaError, match=r"weights of v1 .*/collective_rpc answered 500: .*told to"):
             await pool.update(pool.all[0], tmp_path, 1, DEADLINE)
 
 

@@ -22,10 +22,9 @@ async def receive_weights(server: Server, offer: Offer, version: int, *, fresh: 
     if (place := msgspec.json.decode(joined, type=Joined).place) is not None:
         await server.post("/init_weight_transfer_engine", {"init_info": place})
     await server.post("/start_weight_update")
-    update = {"names": offer.names, "dtype_names": offer.dtype_names, "shapes": offer.shapes}
     try:
         async with asyncio.TaskGroup() as both:  # they meet in the broadcasts
-            both.create_task(server.post("/update_weights", {"update_info": update}))
+            both.create_task(server.post("/update_weights", {"update_info": offer.update_info}))
             both.create_task(trainer.post("/send", Send(server.url, version)))
     except ExceptionGroup as failed:
         raise failed.exceptions[0] from None

@@ -24,6 +24,11 @@ class Offer(msgspec.Struct):
     """`bfloat16`, ..."""
     shapes: list[list[int]]
 
+    @property
+    def update_info(self) -> dict[str, list]:
+        """vLLM's `update_info`: what its workers are to expect."""
+        return {"names": self.names, "dtype_names": self.dtype_names, "shapes": self.shapes}
+
 
 class Join(msgspec.Struct):
     """`POST /join`: a server whose workers are to receive weights."""
