@@ -1,40 +1,58 @@
-"""An inference engine that generates nothing: it answers `/inference/v1/generate` with a fixed completion at
-once."""
+"""Inference engines that generate nothing: each answers `/inference/v1/generate` with a fixed completion, at once or
+`--latency` seconds later."""
 
 import argparse
 import asyncio
+import time
 
+import msgspec
 from aiohttp import web
 
 
-def make_app(completion: list[int], max_model_len: int = 4096) -> web.Application:
-    """The engine's routes; `completion` (token ids, the last one a stop token) answers every request."""
+def make_app(completion: list[int], max_model_len: int = 4096, latency: float = 0.0) -> web.Application:
+    """The engine's routes; `completion` (token ids, the last one a stop token) answers every request.
+
+    The `request_id` of an answer is the time that the engine had the request, in seconds.
+    """
     entries = [{"token": f"token_id:{token}", "logprob": -1.0, "top_logprobs": []} for token in completion]
     choice = {"index": 0, "token_ids": completion, "finish_reason": "stop", "logprobs": {"content": entries}}
-    answer = {"request_id": "stub", "choices": [choice], "weight_versions": [[0, len(completion)]]}
+    answer = {"choices": [choice], "weight_versions": [[0, len(completion)]], "request_id": "%.6f"}
+    template = msgspec.json.encode(answer)
 
     async def generate(request: web.Request) -> web.Response:
+        started = time.perf_counter()
         await request.read()
-        return web.json_response(answer)
+        if latency:
+            await asyncio.sleep(latency)
+        body = template % (time.perf_counter() - started)
+        return web.Response(body=body, content_type="application/json")
 
     async def models(request: web.Request) -> web.Response:
         return web.json_response({"data": [{"id": "policy", "max_model_len": max_model_len}]})
 
+    async def health(request: web.Request) -> web.Response:
+        return web.Response()
+
     app = web.Application(client_max_size=1024**3)
-    app.add_routes([web.post("/inference/v1/generate", generate), web.get("/v1/models", models)])
+    routes = [web.get("/health", health), web.get("/v1/models", models)]
+    app.add_routes([web.post("/inference/v1/generate", generate), *routes])
     return app
 
 
-async def serve(completion: list[int]) -> None:
-    """Serve on a free port of this machine, print the port, and run until killed."""
-    runner = web.AppRunner(make_app(completion), access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    print(runner.addresses[0][1], flush=True)
+async def serve(completion: list[int], latency: float, count: int) -> None:
+    """Serve on free ports of this machine, print each, and run until killed."""
+    for _ in range(count):
+        runner = web.AppRunner(make_app(completion, latency=latency), access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0, backlog=4096).start()
+        print(runner.addresses[0][1], flush=True)
     await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("completion", type=int, nargs="+", help="token ids of the answer")
-    asyncio.run(serve(parser.parse_args().completion))
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds until an answer")
+    parser.add_argument("--count", type=int, default=1, help="engines, each on a port of its own")
+    arguments = parser.parse_args()
+    asyncio.run(serve(arguments.completion, arguments.latency, arguments.count))

@@ -122,7 +122,7 @@ async def test_a_replica_that_restarts_gets_the_current_version_before_any_reque
         watcher.replicas.lost(replica, "refused a connection")
         assert replica.state == "down"
         await engine.__aenter__()
-        assert await watcher.replicas.choose(None, 5.0) is replica
+        assert await watcher.replicas.admission.acquire(None, 5.0) is replica
         assert engine.version == 1
         assert [update["version"] for update in engine.updates] == [1, 1]
 

@@ -87,6 +87,13 @@ class GatewayConfig(BaseConfig):
     """Deadline of one model call, waiting for a replica included, in seconds."""
     update_timeout: float = Field(600.0, gt=0)
     """Deadline of one weight update on one replica, in seconds."""
+    max_inflight_per_replica: int | None = Field(None, ge=1)
+    """Most calls that one replica works on at once; the others wait in the gateway, in the order in which they came.
+    None: as many as come."""
+    health_period: float = Field(5.0, gt=0)
+    """Pause between two looks at a replica's `/health`, in seconds."""
+    health_timeout: float = Field(30.0, gt=0)
+    """How long a replica may take to answer `/health` before it counts as hung, in seconds."""
 
 
 class ClientConfig(BaseConfig):

@@ -11,7 +11,10 @@ async def connect(config: OrchestratorConfig, version: int, stack: AsyncExitStac
     """The replicas of the policy and of every frozen model that a source samples from, by model name."""
     headers = bearer(policy_key(config))
     client = config.client
-    policy = Replicas(client.base_url, live=True, headers=headers, address_file=client.address_file)
+    most = config.gateway.max_inflight_per_replica
+    policy = Replicas(
+        client.base_url, live=True, headers=headers, address_file=client.address_file, max_inflight=most
+    )
     pools = {config.model.path: policy}
     for source in config.train.source:
         frozen = source.algo.sampling.source
@@ -28,7 +31,7 @@ async def connect(config: OrchestratorConfig, version: int, stack: AsyncExitStac
                 f"{pools[frozen.name].urls} elsewhere; serve them under different names"
             )
         headers = bearer(read_api_key(frozen.api_key_var, f"the frozen model of source {source.name!r}"))
-        pools[frozen.name] = Replicas(frozen.base_url, live=False, headers=headers)
+        pools[frozen.name] = Replicas(frozen.base_url, live=False, headers=headers, max_inflight=most)
     for pool in pools.values():
         stack.push_async_callback(pool.close)
         await pool.connect(config.client.startup_timeout, version)

@@ -1,4 +1,4 @@
-"""How many model calls wait inside the inference servers, by their own account."""
+"""How many model calls wait for their turn: inside the inference servers, by their own account, and in the gateway."""
 
 import aiohttp
 
@@ -9,10 +9,11 @@ WAITING = "braid_requests_waiting", "vllm:num_requests_waiting"
 
 
 async def engine_queue(pool: Replicas) -> int | None:
-    """Calls that wait for a slot, over all servers of a model that take requests; None when none of them says."""
+    """Calls that wait for a slot of the servers that take requests, and for room at one of them; None when no server
+    says."""
     counts = [await _waiting(pool, replica) for replica in pool.all if replica.state == "open"]
     known = [count for count in counts if count is not None]
-    return sum(known) if known else None
+    return sum(known) + pool.admission.queued if known else None
 
 
 async def _waiting(pool: Replicas, replica: Replica) -> int | None:

@@ -7,30 +7,28 @@ remembers which policy version sampled each token of a session, and the head tha
 """
 
 import hmac
-import logging
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from asyncio import Task, create_task, gather
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Self
 
-import aiohttp
 import msgspec
 from aiohttp import web
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.candidates import PACKED
-from braidrl.orchestrator.replicas import GENERATE, Replica, Replicas
-from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError, translate_answer
-from braidrl.orchestrator.sessions import Session, Sessions, UnknownTraceError, derive_seed
-from braidrl.utils.retry import RETRIED, Backoff, describe
-
-logger = logging.getLogger(__name__)
+from braidrl.orchestrator.call import Call, Route, error_response, json_response
+from braidrl.orchestrator.health import watch_health
+from braidrl.orchestrator.replicas import GENERATE, Replicas
+from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError
+from braidrl.orchestrator.sessions import Session, Sessions, UnknownTraceError
+from braidrl.utils.open_files import allow_open_files
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY = 2**30
 """Largest request body in bytes: a guard against exhausting memory, not a limit on contexts."""
 CHAT = "/v1/chat/completions"
+UNAUTHORIZED = "the gateway needs the run's API key"
 
 
 @dataclass
@@ -42,6 +40,16 @@ class Traffic:
     refused: int = 0
     overhead: float = 0.0
     """Seconds spent in the gateway itself: neither waiting for a replica nor for its answer."""
+    queued: float = 0.0
+    """Seconds that calls waited for a replica to take them."""
+    most_waiting: int = 0
+    """Most calls that waited at once, over the replicas of one model."""
+
+    def count(self, call: Call, seconds: float) -> None:
+        """A call has ended after so many seconds."""
+        self.retries += call.retries
+        self.overhead += seconds - call.elsewhere
+        self.queued += call.queued
 
 
 class Gateway:
@@ -65,17 +73,19 @@ class Gateway:
     ) -> None:
         self.config = config
         self.pools = pools
-        self.seed = seed
         self.context = context
+        self.route = Route(pools, seed, context, config.request_timeout)
         self.api_key = api_key
         self.sessions = Sessions()
         self.traffic = Traffic()
         self.in_flight = 0
         self.url = ""
+        self._watches: list[Task[None]] = []
 
     # -- lifetime
 
     async def __aenter__(self) -> Self:
+        allow_open_files()  # a call has two connections
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post(GENERATE, self._generate)
         app.router.add_post(CHAT, self._chat)
@@ -88,9 +98,14 @@ class Gateway:
         await site.start()
         host, port = self._runner.addresses[0][:2]
         self.url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+        period, timeout = self.config.health_period, self.config.health_timeout
+        self._watches = [create_task(watch_health(pool, period, timeout)) for pool in self.pools.values()]
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        for watch in self._watches:
+            watch.cancel()
+        await gather(*self._watches, return_exceptions=True)
         await self._runner.cleanup()
 
     # -- sessions
@@ -103,7 +118,10 @@ class Gateway:
 
     def take_session(self, trace_id: str) -> Session | None:
         """What is known of the session's calls; the gateway forgets it. None where there is none."""
-        return self.sessions.pop(trace_id, None)
+        session = self.sessions.pop(trace_id, None)
+        if session is not None:
+            session.move(None)
+        return session
 
     @property
     def policy(self) -> str:
@@ -118,6 +136,7 @@ class Gateway:
     def take_traffic(self) -> Traffic:
         """What went through since the last call of this method."""
         traffic, self.traffic = self.traffic, Traffic()
+        traffic.most_waiting = max(pool.admission.take_peak() for pool in self.pools.values())
         return traffic
 
     # -- routes
@@ -127,7 +146,7 @@ class Gateway:
 
     async def _models(self, request: web.Request) -> web.Response:
         if not self._authorized(request):
-            return error_response(401, "the gateway needs the run's API key")
+            return error_response(401, UNAUTHORIZED)
         cards = []
         for name, pool in self.pools.items():
             served = next((card for card in pool.models if card.get("id") == name), {})
@@ -144,12 +163,13 @@ class Gateway:
     async def _call(self, request: web.Request, kind: type[Request], path: str) -> web.Response:
         body = await request.read()
         self.traffic.requests += 1
+        if not self._authorized(request):
+            self.traffic.refused += 1
+            return error_response(401, UNAUTHORIZED)
         try:
             session = await self.sessions.find(request.headers.get(SESSION_HEADER))
             started = time.perf_counter()
-            call = Call(self, kind(body), path, session)
-            if not self._authorized(request):
-                return error_response(401, "the gateway needs the run's API key")
+            call = Call(self.route, kind(body), path, session)
             call.check()
         except (RequestError, UnknownTraceError) as error:
             self.traffic.refused += 1
@@ -159,139 +179,8 @@ class Gateway:
             return await call.forward()
         finally:
             self.in_flight -= 1
-            self.traffic.overhead += time.perf_counter() - started - call.elsewhere
+            self.traffic.count(call, time.perf_counter() - started)
 
     def _authorized(self, request: web.Request) -> bool:
         given = request.headers.get("Authorization", "").removeprefix("Bearer ")
         return self.api_key is None or hmac.compare_digest(given.encode(), self.api_key.encode())
-
-
-class Call:
-    """One model call on its way through the gateway."""
-
-    def __init__(self, gateway: Gateway, request: Request, path: str, session: Session | None) -> None:
-        self.gateway = gateway
-        self.request = request
-        self.path = path
-        self.session = session
-        self.elsewhere = 0.0
-        """Seconds spent waiting for a replica or for its answer."""
-        self.number = session.next_call() if session is not None else 0
-        self.head_size: int | None = None
-        """Tokens of the heads that it captures; None: it captures none."""
-
-    def check(self) -> None:
-        """Refuse an unknown model, sampling that the trainer cannot replay, a prompt that does not fit."""
-        if self.request.model not in self.gateway.pools:
-            raise RequestError(
-                f"unknown model {self.request.model!r}; this run serves {sorted(self.gateway.pools)}"
-            )
-        if self.request.sampling.get("stream"):
-            raise RequestError("the gateway does not stream; remove `stream`")
-        if self.session is not None:
-            self.request.check(self.session)
-            if self.gateway.pools[self.request.model].live:
-                self.head_size = self.session.head_size
-        self.request.limit(self.gateway.context)
-
-    async def forward(self) -> web.Response:
-        """The answer of a replica. What fails for a passing reason is tried again until the deadline."""
-        timeout = self.gateway.config.request_timeout
-        pool = self.gateway.pools[self.request.model]
-        backoff, seen = Backoff(timeout), ""
-        while True:
-            try:
-                with self._waiting():
-                    replica = await pool.choose(self.session, backoff.remaining)
-                answer = await self._try(pool, replica, backoff.remaining)
-                if isinstance(answer, web.Response):
-                    return answer
-                seen = answer
-            except TimeoutError as error:
-                seen = seen or str(error)
-                break
-            self.gateway.traffic.retries += 1
-            if not await backoff.sleep():
-                break
-        message = f"no answer within {timeout:g} s (orchestrator.gateway.request_timeout)"
-        return error_response(
-            504, f"{message}; last seen: {seen or 'the inference server was still generating'}"
-        )
-
-    async def _try(self, pool: Replicas, replica: Replica, remaining: float) -> web.Response | str:
-        """One attempt: the answer, or what went wrong for a passing reason.
-
-        Raises `TimeoutError` at the deadline.
-        """
-        version = replica.version
-        replica.load += 1
-        body = self._body(version)
-        try:
-            with self._waiting():
-                status, answer = await self._post(pool, replica, body, remaining)
-        except aiohttp.ClientConnectorError as error:
-            pool.lost(replica, describe(error))
-            return f"{replica.url}: {describe(error)}"
-        except aiohttp.ClientError as error:
-            return f"{replica.url}: {describe(error)}"
-        finally:
-            replica.load -= 1
-        if status in RETRIED:
-            return f"{replica.url} answered {status}: {answer[:300].decode(errors='replace')}"
-        if status != 200:
-            return json_response(status, answer)
-        return self._accept(pool, replica, version, answer)
-
-    async def _post(self, pool: Replicas, replica: Replica, body: bytes, timeout: float) -> tuple[int, bytes]:
-        limit = aiohttp.ClientTimeout(total=max(0.001, timeout))
-        headers = {"Content-Type": "application/json", **(PACKED if self.head_size else {})}
-        url = replica.url + self.path
-        async with pool.http.post(url, data=body, headers=headers, timeout=limit) as response:
-            return response.status, await response.read()
-
-    @contextmanager
-    def _waiting(self) -> Iterator[None]:
-        """Time inside is not the gateway's own."""
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.elsewhere += time.perf_counter() - started
-
-    def _body(self, version: int | None) -> bytes:
-        seed = None
-        if self.session is not None:
-            seed = derive_seed(self.gateway.seed, self.session.key, self.number)
-        return self.request.encode(seed, None if version is None else f"v{version}", self.head_size)
-
-    def _accept(
-        self, pool: Replicas, replica: Replica, version: int | None, body: bytes
-    ) -> web.Response | str:
-        """Note versions and heads of an answer; one older than what the replica acknowledged is thrown away."""
-        try:
-            spans = self.request.spans(body, version)
-            body, heads = self.request.take_heads(body, self.head_size)
-        except (msgspec.DecodeError, ValueError) as error:
-            return error_response(502, f"{replica.url} gave an answer that cannot be used: {error}")
-        if version is not None and spans and min(span[0] for span in spans) < version:
-            reason = f"it sampled with v{spans[0][0]} after it had acknowledged v{version}: it restarted"
-            if replica.version == version:
-                pool.lost(replica, reason)
-            return f"{replica.url}: {reason}"
-        if self.session is not None and spans:
-            self.session.spans[self.number] = spans
-            self.session.heads |= heads
-        return json_response(200, translate_answer(body))
-
-
-def json_response(status: int, body: bytes) -> web.Response:
-    return web.Response(status=status, body=body, content_type="application/json")
-
-
-def error_response(status: int, message: str) -> web.Response:
-    """An error in the shape of the OpenAI API."""
-    if status >= 500:
-        logger.warning("gateway: %s", message)
-    kind = "server_error" if status >= 500 else "invalid_request_error"
-    error: dict[str, Any] = {"error": {"message": message, "type": kind, "code": status}}
-    return json_response(status, msgspec.json.encode(error))

@@ -206,6 +206,8 @@ class House:
             "gateway/retries": traffic.retries,
             "gateway/refused": traffic.refused,
             "gateway/overhead_ms": 1000 * traffic.overhead / max(1, traffic.requests),
+            "gateway/queue_ms": 1000 * traffic.queued / max(1, traffic.requests),
+            "gateway/queue_max": traffic.most_waiting,
         }
         for env in self.dispatcher.envs:
             if env.workers is not None:

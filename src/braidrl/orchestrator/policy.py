@@ -25,8 +25,8 @@ async def _nothing(version: int) -> None:
 class PolicyWatcher:
     """Versions in order, one update at a time, never backwards.
 
-    `version` is the newest one that every replica has acknowledged. A newer version may overtake one that
-    nobody applied yet, but not one that `must_stop` at: `on_version` runs for the first version and after each
+    `version` is the newest one that every replica has acknowledged that is not down. A newer version may overtake one
+    that nobody applied yet, but not one that `must_stop` at: `on_version` runs for the first version and after each
     advance, and the next update waits for it (an evaluation sees one version from its first to its last token).
 
     Args:
@@ -57,6 +57,7 @@ class PolicyWatcher:
         self.update_seconds = 0.0
         """Duration of the last update."""
         self._applied: int | None = None
+        self._asleep = False
         self._visited = -1
         self._lock = asyncio.Lock()
         self._advanced = asyncio.Condition()
@@ -82,7 +83,8 @@ class PolicyWatcher:
         """Watch until cancelled. What goes wrong beyond repair is raised here."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
-            group.create_task(self._heal())
+            for replica in self.replicas.all:
+                group.create_task(self._heal(replica))
 
     async def wait_for(self, version: int, timeout: float) -> None:
         """Return once every replica serves `version` or a later one; `TimeoutError` at the deadline. Time in
@@ -119,7 +121,7 @@ class PolicyWatcher:
             logger.info(
                 "policy v%d is served by %d replica(s) after %.2f s",
                 version,
-                len(self.replicas),
+                sum(replica.state == "open" for replica in self.replicas.all),
                 self.update_seconds,
             )
             async with self._advanced:
@@ -132,16 +134,27 @@ class PolicyWatcher:
         newer = [version for version in self.run_folder.published("weights") if version > self.version]
         return next((version for version in newer if self.must_stop(version)), newer[-1] if newer else None)
 
+    async def sleep(self) -> None:
+        """Have every replica free its device, once the evaluation of this version is done; the next version wakes them.
+        Raises `ReplicaError` when one cannot."""
+        await self.wait_visited(self.version)
+        async with self._lock:
+            self._asleep = True
+            await asyncio.gather(*(self.replicas.sleep(each, self.update_timeout) for each in self._there))
+
     async def _apply(self, version: int) -> None:
+        """Give every replica a version; one that is down has it when it is back, unless all are."""
         path = self.run_folder.weights(version)
         async with self._lock:
             await asyncio.gather(
-                *(
-                    self.replicas.update(each, path, version, self.update_timeout)
-                    for each in self.replicas.all
-                )
+                *(self.replicas.update(each, path, version, self.update_timeout) for each in self._there)
             )
-            self._applied = version
+            self._applied, self._asleep = version, False
+
+    @property
+    def _there(self) -> list[Replica]:
+        """The replicas that are not down; where all are, all: somebody must be waited for."""
+        return [each for each in self.replicas.all if each.state != "down"] or self.replicas.all
 
     async def _visit(self, version: int) -> None:
         await asyncio.gather(asyncio.to_thread(self._forget), self.on_version(version))
@@ -153,20 +166,24 @@ class PolicyWatcher:
         """Remove older weights, except those that a checkpoint resumes from."""
         forget_weights_before(self.run_folder, self.version, keep=self.run_folder.published("checkpoints"))
 
-    async def _heal(self) -> None:
-        """A replica that restarted gets the current version before it takes requests again."""
+    async def _heal(self, replica: Replica) -> None:
+        """When it has been down, it gets the current version before it takes requests again."""
         while True:
-            while down := self.replicas.down:
-                await self.replicas.wait_healthy(down[0], self.restart_timeout)
-                async with self._lock:
-                    if down[0].state == "down":
-                        await self._restore(down[0])
-            await self.replicas.changed()
+            while replica.state != "down":
+                await self.replicas.changed()
+            await self.replicas.wait_healthy(replica, self.restart_timeout)
+            async with self._lock:
+                if replica.state == "down":
+                    await self._restore(replica)
 
     async def _restore(self, replica: Replica) -> None:
+        if self._asleep:
+            await self.replicas.sleep(replica, self.update_timeout)
+            return
         if self._applied is not None:
             path = self.run_folder.weights(self._applied)
             await self.replicas.update(replica, path, self._applied, self.update_timeout)
         else:
             self.replicas.set_state(replica, "open")
-        logger.info("inference server %s is back with v%d", replica.url, self._applied or 0)
+        if replica.state == "open":
+            logger.info("inference server %s is back with v%d", replica.url, self._applied or 0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -9,15 +10,10 @@ from typing import Any, Literal
 import aiohttp
 import msgspec
 
-from braidrl.orchestrator.sessions import Session
-from braidrl.orchestrator.weight_updates import (
-    RefusedError,
-    Server,
-    UnavailableError,
-    WeightUpdate,
-    update_embedded,
-    weight_update_of,
-)
+from braidrl.orchestrator.admission import Admission
+from braidrl.orchestrator.server import RefusedError, Server, UnavailableError
+from braidrl.orchestrator.sleep import put_to_sleep, wake_up
+from braidrl.orchestrator.weight_updates import WeightUpdate, update_embedded, weight_update_of
 from braidrl.utils.retry import Backoff, describe
 
 logger = logging.getLogger(__name__)
@@ -26,6 +22,8 @@ GENERATE = "/inference/v1/generate"
 """The route that takes and gives token ids."""
 PROBE_TIMEOUT = 10.0
 """Longest wait for the answer to one health check, in seconds."""
+
+State = Literal["open", "updating", "asleep", "down"]
 
 
 class ReplicaError(RuntimeError):
@@ -38,16 +36,32 @@ class Replica:
 
     url: str
     """Address without a trailing `/v1`."""
-    state: Literal["open", "updating", "down"] = "down"
-    """`open`: takes requests. `updating`: its weights change. `down`: it restarts with unknown weights."""
+    state: State = "down"
+    """`open`: takes requests. `updating`: its weights change. `asleep`: the trainer has its device. `down`: it died,
+    hangs, or restarts with unknown weights."""
     version: int | None = None
     """Policy version that it acknowledged; None for a frozen model."""
     load: int = 0
     """Requests that it works on."""
+    sessions: int = 0
+    """Sessions whose prefix it caches."""
+    calls: set[asyncio.Timeout] = field(default_factory=set)
+    """The deadlines of those requests."""
     reason: str = "has not answered yet"
     """Why it takes no requests."""
+    suspected: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a connection to it broke, so that it is asked whether it is well."""
+    sleeps: bool = False
+    """Whether it must be woken before it takes weights."""
     take_weights: WeightUpdate = update_embedded
     """How it is given new weights."""
+
+    def abandon(self) -> None:
+        """End the wait for everything that it works on, so that others do it."""
+        now = asyncio.get_running_loop().time()
+        for deadline in self.calls:
+            if not deadline.expired():
+                deadline.reschedule(now)
 
 
 @dataclass(eq=False)
@@ -60,13 +74,15 @@ class Replicas:
     """Sent with every request (the API key)."""
     address_file: Path | None = None
     """Where their launcher publishes their addresses anew, a line each, when one moves; None: they stay."""
+    max_inflight: int | None = None
+    """Calls that one replica works on at once; None: as many as come."""
 
     def __post_init__(self) -> None:
         self.all = [Replica(_bare(url)) for url in self.urls]
+        self.admission = Admission(self.all, self.max_inflight)
         self.models: list[dict[str, Any]] = []
         self.takes_tokens = True
         """Whether they take and give token ids, or messages alone, as chat endpoints do."""
-        self.waiting = 0
         self._changed = asyncio.Event()
 
     def __len__(self) -> int:
@@ -86,9 +102,9 @@ class Replicas:
         await asyncio.gather(*(self.wait_healthy(replica, timeout) for replica in self.all))
         self.models = (await self.get_json(self.all[0], "/v1/models"))["data"]
         self.takes_tokens = await self._has_route(self.all[0], GENERATE)
+        if self.live:
+            await asyncio.gather(*(self._learn_updates(replica, timeout) for replica in self.all))
         for replica in self.all:
-            if self.live:
-                await self._learn_updates(replica, timeout)
             replica.version = version if self.live else None
             if version == 0 or not self.live:
                 self.set_state(replica, "open")
@@ -99,23 +115,31 @@ class Replicas:
         await self.http.close()
 
     async def wait_healthy(self, replica: Replica, timeout: float) -> None:
-        """Wait for `GET /health` to answer 200; a frozen model's server may be one without that route."""
-        backoff, seen = Backoff(timeout), "nothing"
+        """Wait for a server to be well."""
+        backoff = Backoff(timeout)
         while True:
             self._follow(replica)
-            try:
-                limit = aiohttp.ClientTimeout(total=min(PROBE_TIMEOUT, max(0.1, backoff.remaining)))
-                async with self.http.get(f"{replica.url}/health", timeout=limit) as response:
-                    if response.status == 200 or (response.status == 404 and not self.live):
-                        return
-                    seen = f"status {response.status}"
-            except (aiohttp.ClientError, TimeoutError) as error:
-                seen = describe(error)
+            seen = await self.fault(replica, min(PROBE_TIMEOUT, max(0.1, backoff.remaining)))
+            if seen is None:
+                return
             if not await backoff.sleep():
                 raise ReplicaError(
                     f"the inference server at {replica.url} was not ready within {timeout:g} s (last seen: "
                     f"{seen}); look at its log, or raise orchestrator.client.startup_timeout"
                 )
+
+    async def fault(self, replica: Replica, timeout: float) -> str | None:
+        """What is wrong with a server, by its `GET /health`; None: nothing. A frozen model's may lack that route."""
+        limit = aiohttp.ClientTimeout(total=timeout)
+        try:
+            async with self.http.get(f"{replica.url}/health", timeout=limit) as response:
+                if response.status == 200 or (response.status == 404 and not self.live):
+                    return None
+                return f"/health answered {response.status}"
+        except TimeoutError:
+            return f"/health did not answer within {timeout:g} s"
+        except aiohttp.ClientError as error:
+            return describe(error)
 
     def _follow(self, replica: Replica) -> None:
         """Look where a server is now: it may have been started anew on another machine."""
@@ -149,95 +173,88 @@ class Replicas:
         except (RefusedError, UnavailableError) as error:
             raise ReplicaError(f"the inference server at {replica.url}: {error}") from error
 
-    # -- which one
+    # -- what they take
 
-    def set_state(
-        self, replica: Replica, state: Literal["open", "updating", "down"], reason: str = ""
-    ) -> None:
+    def set_state(self, replica: Replica, state: State, reason: str = "") -> None:
         """Change what a replica takes, and wake whoever waits for that."""
         replica.state, replica.reason = state, reason
         self._changed.set()
         self._changed = asyncio.Event()
+        self.admission.changed()
 
     def lost(self, replica: Replica, reason: str) -> None:
-        """A live replica refused connections or lost its weights: it gets the current version first."""
-        if self.live and replica.state == "open":
+        """A replica died, hangs or lost its weights. Whatever it works on is left to others, or cut off: an update."""
+        if replica.state == "open":
             logger.warning("inference server %s is down: %s", replica.url, reason)
             self.set_state(replica, "down", reason)
+        replica.abandon()
 
     @property
-    def down(self) -> list[Replica]:
-        return [replica for replica in self.all if replica.state == "down"]
+    def waiting(self) -> int:
+        """Calls that wait for a replica to take them."""
+        return len(self.admission)
 
     async def changed(self) -> None:
         """Return at the next change of any replica's state."""
         await self._changed.wait()
-
-    async def choose(self, session: Session | None, timeout: float) -> Replica:
-        """The session's replica, or the one with least load; waits while it takes no requests.
-
-        A session keeps its replica, where its prefix is cached, through weight updates; it leaves one that is
-        down. Raises `TimeoutError` with what it waited for.
-        """
-        backoff = Backoff(timeout)
-        self.waiting += 1
-        try:
-            while True:
-                replica = self._prefer(session)
-                if replica.state == "open":
-                    return replica
-                try:
-                    # not wait_for, whose task would start to listen only after a change could have passed
-                    async with asyncio.timeout(max(0.0, backoff.remaining)):
-                        await self.changed()
-                except TimeoutError:
-                    raise TimeoutError(
-                        f"no inference server for {timeout:.0f} s: {replica.url} is {replica.state} "
-                        f"({replica.reason})"
-                    ) from None
-        finally:
-            self.waiting -= 1
-
-    def _prefer(self, session: Session | None) -> Replica:
-        if session is not None and session.replica is not None and session.replica.state != "down":
-            return session.replica
-        usable = [replica for replica in self.all if replica.state != "down"]
-        replica = min(usable or self.all, key=lambda replica: replica.load)
-        if session is not None:
-            session.replica = replica
-        return replica
 
     # -- weights
 
     async def update(self, replica: Replica, path: Path, version: int, timeout: float) -> None:
         """Give a replica the weights of `version` and let requests through once it has acknowledged them.
 
-        A replica that restarts meanwhile is asked again. Raises `ReplicaError` when it refuses, acknowledges
-        another version, or does not answer within `timeout` seconds.
+        One that dies meanwhile is down where others are there; the only one is asked again. Raises `ReplicaError` when
+        it refuses, acknowledges another version, or does not answer within `timeout` seconds.
         """
         self.set_state(replica, "updating", f"weights of v{version}")
-        backoff, seen = Backoff(timeout), "nothing"
-        while True:
-            self._follow(replica)
-            server = Server(self.http, replica.url, backoff)
-            try:
-                acknowledged = await replica.take_weights(server, path.resolve(), version)
-                break
-            except RefusedError as error:
-                raise ReplicaError(
-                    f"{replica.url} refused the weights of v{version} ({path}): {error}"
-                ) from error
-            except UnavailableError as error:
-                seen = str(error)
-            if not await backoff.sleep():
-                raise ReplicaError(
-                    f"{replica.url} did not take the weights of v{version} ({path}) within {timeout:g} s "
-                    f"(last seen: {seen}); look at its log, or raise orchestrator.gateway.update_timeout"
-                )
+
+        async def update(server: Server) -> Any:
+            if replica.sleeps:
+                await wake_up(server)
+            return await replica.take_weights(server, path.resolve(), version)
+
+        what = f"take the weights of v{version} ({path})"
+        acknowledged = await self._persist(replica, update, what, timeout)
+        if replica.state == "down":
+            return
         if acknowledged != version:
             raise ReplicaError(f"{replica.url} acknowledged {acknowledged!r} where v{version} was sent")
-        replica.version = version
+        replica.version, replica.sleeps = version, False
         self.set_state(replica, "open")
+
+    async def sleep(self, replica: Replica, timeout: float) -> None:
+        """Have a replica free its device; it takes requests again after an `update`. Raises `ReplicaError` as that."""
+        self.set_state(replica, "asleep", "the trainer has the device")
+        replica.sleeps = True
+        await self._persist(replica, put_to_sleep, "go to sleep (share_device)", timeout)
+
+    async def _persist(
+        self, replica: Replica, ask: Callable[[Server], Awaitable[Any]], what: str, timeout: float
+    ) -> Any:
+        """Ask until it is done; a replica that is not well is down instead, unless it is the only one."""
+        backoff = Backoff(timeout)
+        while True:
+            self._follow(replica)
+            try:
+                async with asyncio.timeout(timeout) as deadline:
+                    replica.calls.add(deadline)  # a replica that is lost answers nobody
+                    return await ask(Server(self.http, replica.url, backoff))
+            except RefusedError as error:
+                raise ReplicaError(f"{replica.url} refused to {what}: {error}") from error
+            except (UnavailableError, TimeoutError) as error:
+                seen = describe(error)
+            finally:
+                replica.calls.discard(deadline)
+            others = any(other.state != "down" for other in self.all if other is not replica)
+            if others and (fault := await self.fault(replica, PROBE_TIMEOUT)) is not None:
+                logger.warning("inference server %s did not %s: %s", replica.url, what, fault)
+                self.set_state(replica, "down", fault)
+                return None
+            if not await backoff.sleep():
+                raise ReplicaError(
+                    f"{replica.url} did not {what} within {timeout:g} s (last seen: {seen}); look at its log, or raise "
+                    "orchestrator.gateway.update_timeout"
+                )
 
 
 def _bare(url: str) -> str:

@@ -32,7 +32,7 @@ class Session:
     head_size: int | None = None
     """Most likely tokens to capture at each one that the live policy samples; None: none."""
     replica: "Replica | None" = None
-    """Where its growing prefix is cached."""
+    """Where its growing prefix is cached (`move` changes it)."""
     calls: int = 0
     """Calls that arrived."""
     spans: dict[int, Spans] = field(default_factory=dict)
@@ -44,6 +44,14 @@ class Session:
         """Number the call that has just arrived."""
         self.calls += 1
         return self.calls - 1
+
+    def move(self, replica: "Replica | None") -> None:
+        """Make a replica its home; None: it has ended."""
+        if self.replica is not None:
+            self.replica.sessions -= 1
+        self.replica = replica
+        if replica is not None:
+            replica.sessions += 1
 
     def answered(self) -> list[Spans]:
         """Versions of the answered calls, in call order."""

@@ -24,7 +24,8 @@ async def open_evaluation(
     that cannot be used.
     """
     key = read_api_key(config.client.api_key_var, "client")
-    replicas = Replicas(config.client.base_url, live=False, headers=bearer(key))
+    most = config.gateway.max_inflight_per_replica
+    replicas = Replicas(config.client.base_url, live=False, headers=bearer(key), max_inflight=most)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(replicas.close)
         await replicas.connect(config.client.startup_timeout)

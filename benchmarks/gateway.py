@@ -1,0 +1,197 @@
+"""What the gateway costs: model calls through it and straight to the engines, in one run.
+
+    python benchmarks/gateway.py [--replicas 4] [--concurrent 1000] [--rate 500] [--seconds 20] [--profile]
+
+Engines that answer without generating, and the client that calls them, run in processes of their own; where there are
+two cores, this process, which is the gateway, has one to itself. A call has a session, 512 prompt tokens and an answer
+of 64 tokens with log-probs. Two loads:
+
+- *paced*: calls arrive at random moments, `--rate` a second, at engines that take `--concurrent / --rate` seconds, so
+  that `--concurrent` calls are under way;
+- *flat out*: `--concurrent` callers, each of whom calls again at once, at engines that take no time.
+
+The overhead of a call is what its client waited, less what its engine took, less the median of that difference without
+a gateway.
+"""
+
+import argparse
+import asyncio
+import cProfile
+import json
+import os
+import pstats
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import msgspec
+import numpy as np
+
+from braidrl.configs.orchestrator import GatewayConfig
+from braidrl.orchestrator.gateway import SESSION_HEADER, Gateway
+from braidrl.orchestrator.replicas import GENERATE, Replicas
+
+MODEL = "policy"
+PROMPT, ANSWER = list(range(512)), list(range(64))
+SAMPLING = {"temperature": 1.0, "max_tokens": len(ANSWER), "logprobs": 1}
+WARM_UP = 0.25
+"""Share of the time whose calls do not count."""
+CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+
+
+class _Answer(msgspec.Struct):
+    request_id: str
+    """The seconds that the engine took."""
+
+
+class Client:
+    """Calls `urls` in turn, and notes what each call waited, less what its engine took, in seconds."""
+
+    def __init__(self, urls: list[str], concurrent: int, seconds: float) -> None:
+        self.urls = [url + GENERATE for url in urls]
+        self.concurrent = concurrent
+        self.body = json.dumps({"model": MODEL, "token_ids": PROMPT, "sampling_params": SAMPLING})
+        self.started = time.perf_counter()
+        self.counted_from = self.started + WARM_UP * seconds
+        self.end = self.started + seconds
+        self.waits: list[float] = []
+
+    async def load(self, rate: float) -> dict[str, object]:
+        """Calls at `rate` a second, or flat out (0)."""
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as self.http, asyncio.TaskGroup() as group:
+            if rate:
+                await self._arrive(group, rate)
+            else:
+                for number in range(self.concurrent):
+                    group.create_task(self._keep_calling(number))
+        return {"waits": self.waits, "rate": len(self.waits) / (self.end - self.counted_from)}
+
+    async def _arrive(self, group: asyncio.TaskGroup, rate: float) -> None:
+        gaps, at, number = random.Random(0), self.started, 0
+        while at < self.end:
+            await asyncio.sleep(max(0.0, at - time.perf_counter()))
+            group.create_task(self._call(number))
+            at += gaps.expovariate(rate)
+            number += 1
+
+    async def _keep_calling(self, number: int) -> None:
+        while time.perf_counter() < self.end:
+            await self._call(number)
+
+    async def _call(self, number: int) -> None:
+        headers = {SESSION_HEADER: f"trace{number % self.concurrent}", "Content-Type": "application/json"}
+        started = time.perf_counter()
+        async with self.http.post(
+            self.urls[number % len(self.urls)], data=self.body, headers=headers
+        ) as response:
+            answer = await response.read()
+        waited = time.perf_counter() - started
+        if response.status != 200:
+            raise RuntimeError(f"status {response.status}: {answer[:300]!r}")
+        if self.counted_from <= started < self.end:
+            self.waits.append(waited - float(msgspec.json.decode(answer, type=_Answer).request_id))
+
+
+def pin(cores: list[int]) -> None:
+    """Run on these cores alone: the gateway on the first, all else on the others. One core is shared."""
+    if len(CORES) > 1:
+        os.sched_setaffinity(0, cores)
+
+
+def pin_others() -> None:
+    pin(CORES[1:])
+
+
+@contextmanager
+def engines(count: int, latency: float) -> Iterator[list[str]]:
+    """Addresses of `count` engines in one process of their own."""
+    script = Path(__file__).parent / "stub_engine.py"
+    options = ["--latency", str(latency), "--count", str(count)]
+    command = [sys.executable, str(script), *options, *map(str, ANSWER)]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=pin_others,  # noqa: PLW1509 - no thread runs
+    ) as process:
+        try:
+            assert process.stdout is not None
+            yield [f"http://127.0.0.1:{int(process.stdout.readline())}" for _ in range(count)]
+        finally:
+            process.terminate()
+
+
+async def run_client(urls: list[str], arguments: argparse.Namespace, rate: float) -> dict:
+    """What the client measured, in a process of its own."""
+    command = [sys.executable, __file__, "--client", *urls, "--rate", str(rate)]
+    command += ["--concurrent", str(arguments.concurrent), "--seconds", str(arguments.seconds)]
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=subprocess.PIPE, limit=2**30, preexec_fn=pin_others
+    )
+    output, _ = await asyncio.wait_for(process.communicate(), 4 * arguments.seconds + 60)
+    if process.returncode:
+        raise RuntimeError(f"the client ended with exit code {process.returncode}")
+    return json.loads(output)
+
+
+async def compare(name: str, arguments: argparse.Namespace, rate: float, latency: float) -> None:
+    """One load, straight to the engines and through the gateway; prints both."""
+    with engines(arguments.replicas, latency) as urls:
+        direct = await run_client(urls, arguments, rate)
+        pool = Replicas(urls, live=True)
+        await pool.connect(30.0)
+        async with Gateway(GatewayConfig(), {MODEL: pool}, seed=0, context=4096) as gateway:
+            for number in range(arguments.concurrent):
+                gateway.open_session(f"trace{number}", f"group/{number}", 1.0)
+            busy, profiler = time.process_time(), cProfile.Profile()
+            if arguments.profile:
+                profiler.enable()
+            through = await run_client([gateway.url], arguments, rate)
+            profiler.disable()
+            busy = time.process_time() - busy
+            traffic = gateway.take_traffic()
+        await pool.close()
+    baseline = float(np.median(direct["waits"]))
+    overhead = 1000 * (np.array(through["waits"]) - baseline)
+    print(
+        f"\n{name}: {arguments.concurrent} concurrent, {arguments.replicas} engines that take {latency:g} s"
+    )
+    print(f"  direct    {direct['rate']:8.0f} calls/s   median {1000 * baseline:8.2f} ms besides the engine")
+    print(f"  gateway   {through['rate']:8.0f} calls/s   ratio  {through['rate'] / direct['rate']:8.2f}")
+    print(f"  overhead  median {np.median(overhead):.2f} ms, p99 {np.percentile(overhead, 99):.2f} ms a call")
+    print(f"  processor {1000 * busy / traffic.requests:.2f} ms a call, {traffic.retries} calls tried again")
+    if arguments.profile:
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
+
+
+async def main(arguments: argparse.Namespace) -> None:
+    pin(CORES[:1])
+    await compare("paced", arguments, arguments.rate, arguments.concurrent / arguments.rate)
+    await compare("flat out", arguments, 0.0, 0.0)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--replicas", type=int, default=4, help="engines behind the gateway")
+    parser.add_argument("--concurrent", type=int, default=1000, help="calls under way")
+    parser.add_argument("--rate", type=float, default=500.0, help="calls a second of the paced load")
+    parser.add_argument(
+        "--seconds", type=float, default=20.0, help="duration of each of the four measurements"
+    )
+    parser.add_argument(
+        "--profile", action="store_true", help="profile the gateway and print where its time goes"
+    )
+    parser.add_argument("--client", nargs="+", metavar="URL", help="be the client of these addresses alone")
+    given = parser.parse_args()
+    if given.client:
+        print(json.dumps(asyncio.run(Client(given.client, given.concurrent, given.seconds).load(given.rate))))
+    else:
+        asyncio.run(main(given))
