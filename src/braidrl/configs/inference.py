@@ -35,6 +35,9 @@ class VLLMConfig(BaseConfig):
     """Copies of the model behind one address."""
     lora_rank: int | None = Field(None, ge=1, le=512)
     """Rank of the adapter that the policy is; None: it is a whole model. `braid rl` takes it from `[trainer.lora]`."""
+    weight_transfer: bool = False
+    """Whether its workers receive weights from the trainer's memory; `braid rl` takes it from
+    `trainer.weights.transfer`."""
     args: list[str] = Field(default_factory=list)
     """Further flags of vLLM's server, as on its command line (`["--enforce-eager"]`); they win over Braid's."""
     env: dict[str, str] = Field(default_factory=dict)

@@ -75,6 +75,8 @@ def arguments(config: InferenceConfig) -> list[str]:
             "max-loras": 1,
             "max-lora-rank": min(rank for rank in LORA_RANKS if rank >= config.vllm.lora_rank),
         }
+    if config.vllm.weight_transfer:
+        flags["weight-transfer-config"] = '{"backend": "nccl"}'
     if config.model.trust_remote_code:
         switches.append("trust-remote-code")
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
