@@ -11,6 +11,7 @@ import torch
 from engine_helpers import DEADLINE, generate, running, submit, wait_until
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
+from stub_vllm import StubVLLM, pool_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -31,7 +32,6 @@ from braidrl.utils.tiny_model import create_tiny_model
 from tests.stub_engine import StubEngine
 from tests.unit.test_lora import ALONE, load, logprobs, make_adapter
 from tests.unit.test_policy import open_watcher
-from tests.unit.test_vllm_updates import StubVLLM, pool_of
 from tests.unit.trainer_batches import make_batch
 
 PROMPT = list(range(40))
@@ -237,24 +237,23 @@ def test_an_adapter_is_served_under_the_name_of_the_policy() -> None:
 
 
 async def test_vllm_is_given_an_adapter_in_place_of_the_last(trained: RunFolder) -> None:
+    """The first by the route for adapters; from then on requests under way have to go on with the new one."""
     stub = StubVLLM(model=f"models/m{BASE_SUFFIX}")
     async with pool_of(stub) as pool:
-        await pool.update(pool.all[0], trained.weights(1), 1, DEADLINE)
-    path = str(trained.weights(1).resolve())
-    assert stub.calls == [
-        ("/pause?mode=keep", None),
-        ("/v1/load_lora_adapter", {"lora_name": "models/m", "lora_path": path, "load_inplace": True}),
-        ("/reset_prefix_cache?reset_running_requests=true", None),
-        ("/update_weight_version", {"new_version": "1"}),
-        ("/resume", None),
+        for version in (0, 1):
+            await pool.update(pool.all[0], trained.weights(version), version, DEADLINE)
+    paths = [str(trained.weights(version).resolve()) for version in (0, 1)]
+    calls = [call for call in stub.calls if "lora" in str(call)]
+    assert calls == [
+        ("/v1/load_lora_adapter", {"lora_name": "models/m", "lora_path": paths[0]}),
+        ("/collective_rpc", {"method": "load_adapter", "kwargs": {"lora_path": paths[1]}}),
     ]
+    assert [path for path, _ in stub.calls].count("/reset_prefix_cache?reset_running_requests=true") == 2
 
 
 async def test_a_vllm_that_serves_no_adapter_is_told_how_to(trained: RunFolder) -> None:
     async with pool_of(StubVLLM(model="models/m")) as pool:
-        with pytest.raises(
-            ReplicaError, match=r"start it with --enable-lora, --served-model-name models/m@base"
-        ):
+        with pytest.raises(ReplicaError, match=r"or with --enable-lora, --served-model-name models/m@base"):
             await pool.update(pool.all[0], trained.weights(1), 1, DEADLINE)
 
 

@@ -14,6 +14,7 @@ from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
 from braidrl.configs.parallel import ParallelConfig
 from braidrl.configs.plugins import InstalledLossConfig
+from braidrl.configs.weights import WeightsConfig
 
 LossAggregation = Literal["token-mean", "seq-mean-token-mean"]
 
@@ -88,6 +89,8 @@ class TrainerConfig(BaseConfig):
     """Learning-rate schedule."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When to save."""
+    weights: WeightsConfig = Field(default_factory=WeightsConfig)
+    """What a published version holds."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Processes that train together, and how they share the weights."""
     activation_checkpointing: bool = False
@@ -141,6 +144,12 @@ class TrainerConfig(BaseConfig):
                 f"reference_kl.update_interval = {reference.update_interval} would give the policy's adapter to "
                 f"another model, reference_kl.path = {reference.path!r}; remove one of the two"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _adapters_are_whole(self) -> Self:
+        if self.lora is not None and self.weights.delta:
+            raise ValueError("weights.delta is for whole models, and an adapter is small; remove it, or [lora]")
         return self
 
     @model_validator(mode="after")

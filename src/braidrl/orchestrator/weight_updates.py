@@ -12,6 +12,7 @@ from braidrl.orchestrator.requests import version_of
 from braidrl.orchestrator.server import RefusedError, Server, UnavailableError
 from braidrl.orchestrator.weight_transfer import receive_weights
 from braidrl.transport.transfer import read_offer
+from braidrl.transport.weights import base_of
 from braidrl.utils.adapter import is_adapter
 
 WeightUpdate = Callable[[Server, Path, int], Awaitable[Any]]
@@ -46,6 +47,10 @@ class VLLMUpdate:
         elif (offer := read_offer(path)) is not None:
             await receive_weights(server, offer, version, fresh=not self.joined)
             self.joined = True
+        elif (base := base_of(path)) is not None:
+            raise RefusedError(
+                f"it is a delta to {base.name}, and vLLM loads whole ones; remove trainer.weights.delta"
+            )
         else:
             body = {"method": self.loader, "kwargs": {"weights_path": str(path)}}
             await server.post("/collective_rpc", body)
@@ -58,18 +63,25 @@ class VLLMUpdate:
 
 
 async def _load_adapter(server: Server, path: Path) -> None:
-    """Put the adapter in the place of the one before it, so that requests under way go on with the new one. It is
-    served under the policy's name, and the model without it under another (`BASE_SUFFIX`)."""
+    """Put the adapter in the place of the one before it. It is served under the policy's name, and the model without it
+    under another (`BASE_SUFFIX`).
+
+    The first goes through the route for adapters. Its own way to replace one, `load_inplace`, stays with every request
+    and loads that request's folder again in each forward; Braid's worker replaces it once, for those under way as well.
+    """
     _, answer = await server.get("/v1/models")
-    base = msgspec.json.decode(answer)["data"][0]["id"]
-    if not base.endswith(BASE_SUFFIX):
+    names = [card["id"] for card in msgspec.json.decode(answer)["data"]]
+    name = names[0].removesuffix(BASE_SUFFIX)
+    if name in names[1:]:
+        await server.post("/collective_rpc", {"method": "load_adapter", "kwargs": {"lora_path": str(path)}})
+    elif name != names[0]:
+        await server.post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(path)})
+    else:
         raise RefusedError(
-            f"it serves the model itself as {base!r}, the name that requests use, and so no adapter under it; start it "
-            f"with --enable-lora, --served-model-name {base}{BASE_SUFFIX} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 "
-            "(braid inference does so with inference.vllm.lora_rank)"
+            f"it serves the model itself as {name!r}, the name that requests use, and so no adapter under it; start it "
+            f"with braid inference and inference.vllm.lora_rank, or with --enable-lora, --served-model-name "
+            f"{name}{BASE_SUFFIX}, --worker-extension-cls {WORKER_EXTENSION} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
         )
-    body = {"lora_name": base.removesuffix(BASE_SUFFIX), "lora_path": str(path), "load_inplace": True}
-    await server.post("/v1/load_lora_adapter", body)
 
 
 async def served_version(server: Server) -> int:

@@ -1,16 +1,27 @@
-"""Policy versions as the trainer publishes them: a whole model, or the adapter that alone is trained."""
+"""Policy versions as the trainer publishes them: a whole model, what changed of it, or the adapter that is trained."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from braidrl.configs.trainer import TrainerConfig
 from braidrl.trainer.checkpoint import trained_parameters
 from braidrl.trainer.model import save_model
 from braidrl.trainer.parallel import Parallel, gathered, gathered_state
 from braidrl.trainer.policy import Policy
+from braidrl.transport.delta import save_delta
 from braidrl.transport.weights import publish_weights
 from braidrl.utils.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Published:
+    """What a published folder holds, on the CPU."""
+
+    name: str
+    tensors: dict[str, Tensor]
 
 
 class Publisher:
@@ -20,28 +31,38 @@ class Publisher:
         self.config = config
         self.policy = policy
         self.parallel = parallel
+        self._last: Published | None = None
+        """The version before, where the next one may be what changed since."""
 
-    def publish(self, run: RunFolder, version: int) -> None:
-        """Publish the weights as policy version `version`."""
+    def publish(self, run: RunFolder, version: int, whole: bool = True) -> None:
+        """Publish the weights as policy version `version`; `whole` even where the config asks for deltas."""
         if self.config.lora is None:
-            self._publish_model(run, version)
+            self._publish_model(run, version, whole)
         else:
             self._publish_adapter(run, version)
         self.parallel.barrier()
 
-    def _publish_model(self, run: RunFolder, version: int) -> None:
+    def _publish_model(self, run: RunFolder, version: int, whole: bool) -> None:
         source, dtype = self.config.model.path, self.policy.compute_dtype
         state = gathered_state(self.policy.model, self.parallel, dtype)
-        if self.parallel.leads:
+        if not self.parallel.leads:
+            return
+        last, deltas = self._last, self.config.weights
+        if deltas.delta:
+            self._last = Published(run.weights(version).name, distinct(state, dtype))
+        if last is None or self._last is None or whole or version % deltas.full_every == 0:
             publish_weights(
                 run, version, lambda folder: save_model(self.policy.model, source, folder, dtype, state)
             )
+        else:
+            new = self._last.tensors
+            publish_weights(run, version, lambda folder: save_delta(last.tensors, new, last.name, folder))
 
     def _publish_adapter(self, run: RunFolder, version: int) -> None:
         """float32 as it is trained: it is small, and whoever merges it rounds the sum once."""
         from braidrl.trainer.lora import save_adapter  # only here: peft is an extra
 
-        state: dict[str, torch.Tensor] = {}
+        state: dict[str, Tensor] = {}
         for name, parameter in trained_parameters(self.policy.model).items():
             whole = gathered(parameter.detach())
             if self.parallel.leads:
@@ -52,3 +73,14 @@ class Publisher:
 
         if self.parallel.leads:
             publish_weights(run, version, save)
+
+
+def distinct(state: dict[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
+    """Copies in the published type on the CPU, of tied tensors one."""
+    found: dict[tuple[int, torch.Size], tuple[str, Tensor]] = {}
+    for name, tensor in state.items():
+        found.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
+    return {
+        name: tensor.detach().to("cpu", dtype if tensor.is_floating_point() else None, copy=True).contiguous()
+        for name, tensor in found.values()
+    }

@@ -131,9 +131,11 @@ class Learner:
             "memory/peak_gib": peak_memory_gib(self.parallel.device),
         }
 
-    def publish(self, run: RunFolder, version: int) -> None:
-        """Publish the weights as policy version `version`. Every process calls it; the first writes."""
-        self._publisher.publish(run, version)
+    def publish(self, run: RunFolder, version: int, whole: bool = True) -> None:
+        """Publish the weights as policy version `version`. Every process calls it; the first writes.
+
+        Unless it must be `whole`, it may be what changed alone (`weights.delta`)."""
+        self._publisher.publish(run, version, whole)
 
     def to_host(self) -> None:
         """Move parameters and optimizer state to CPU memory, and drop gradients, so that somebody else may have the

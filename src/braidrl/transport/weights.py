@@ -1,10 +1,17 @@
-"""Policy versions on their way from the trainer to inference: one published Hugging Face folder a version."""
+"""Policy versions on their way from the trainer to inference: one published folder a version.
 
-from collections.abc import Callable, Collection
+It holds a Hugging Face model, a peft adapter, or what changed since another version (`transport/delta.py`).
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 
 from braidrl.utils.publish import publish_folder, retract_folder
 from braidrl.utils.run_folder import RunFolder
+
+DELTA = "delta.json"
+"""Says of a published folder which other one it changes."""
 
 
 def publish_weights(run: RunFolder, version: int, save: Callable[[Path], object]) -> Path:
@@ -25,11 +32,30 @@ def publish_weights(run: RunFolder, version: int, save: Callable[[Path], object]
 
 
 def forget_weights_before(run: RunFolder, version: int, keep: Collection[int] = ()) -> list[int]:
-    """Remove the published versions older than `version`, except those in `keep` and the newest of all.
+    """Remove the published versions older than `version`, except what it changes, those in `keep` and the newest.
 
     Whoever calls it knows that every replica acknowledged `version`. Returns what was removed.
     """
-    forgotten = [old for old in run.published("weights")[:-1] if old < version and old not in keep]
+    needed = {folder.name for folder in bases_of(run.weights(version))}
+    forgotten = [
+        old
+        for old in run.published("weights")[:-1]
+        if old < version and old not in keep and run.weights(old).name not in needed
+    ]
     for old in forgotten:
         retract_folder(run.weights(old))
     return forgotten
+
+
+def base_of(folder: Path) -> Path | None:
+    """The folder that a delta changes; None for one that stands by itself."""
+    if not (folder / DELTA).is_file():
+        return None
+    return folder.parent / json.loads((folder / DELTA).read_text())["base"]
+
+
+def bases_of(folder: Path) -> Iterator[Path]:
+    """What a delta changes, what that changes, and so on to a folder that stands by itself."""
+    while (base := base_of(folder)) is not None:
+        yield base
+        folder = base

@@ -9,6 +9,8 @@ from torch import Tensor, nn
 
 from braidrl.inference.engines.adapter import Base, read_adapter
 from braidrl.inference.engines.packing import pack_linears
+from braidrl.transport.delta import read_delta
+from braidrl.transport.weights import base_of, bases_of
 from braidrl.utils.adapter import is_adapter
 
 LISTED = 3
@@ -25,22 +27,45 @@ class ServedWeights:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.base = Base()
+        self.folder: Path | None = None
+        """What they are; None: what was loaded at the start."""
 
     def update(self, path: Path) -> None:
-        """Take over a folder: a whole model, or an adapter of the model that was served before any.
+        """Take over a folder: a whole model, an adapter of the model that was served before any, or a delta, after
+        those that lead to it from what is served or from a whole model.
 
-        Raises `WeightsError` for one that does not fit; then everything is as it was.
+        Raises `WeightsError` for one that does not fit; then everything is as it was before that folder.
         """
-        if is_adapter(path):
-            state = self.model.state_dict()
-            try:
-                adapter = read_adapter(path, state)
-            except ValueError as error:
-                raise WeightsError(str(error)) from error
-            self.base.merge(adapter, state)
+        try:
+            for folder in self._way(path):
+                self._take(folder)
+                self.folder = folder
+        except WeightsError:
+            raise
+        except (ValueError, OSError) as error:
+            raise WeightsError(str(error)) from error
+        finally:
             pack_linears(self.model)
+
+    def _way(self, path: Path) -> list[Path]:
+        way = [path]
+        for base in bases_of(path):
+            if base == self.folder:
+                break
+            way.append(base)
+        return way[::-1]
+
+    @torch.no_grad()
+    def _take(self, folder: Path) -> None:
+        state = self.model.state_dict()
+        if is_adapter(folder):
+            self.base.merge(read_adapter(folder, state), state)
+        elif base_of(folder) is not None:
+            for change in read_delta(folder, state):
+                change.apply(state[change.name])
         else:
-            apply_weights(self.model, read_weights(path, self.model))
+            for name, tensor in read_weights(folder, self.model).items():
+                state[name].copy_(tensor)
             self.base.forget()
 
 
@@ -62,15 +87,6 @@ def read_weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
             raise WeightsError(f"cannot read {file}: {error}") from error
     _check(path, tensors, model.state_dict())
     return tensors
-
-
-@torch.no_grad()
-def apply_weights(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
-    """Copy checked tensors into the model's own memory, cast to its dtype."""
-    state = model.state_dict()
-    for name, tensor in tensors.items():
-        state[name].copy_(tensor)
-    pack_linears(model)
 
 
 def _check(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> None:

@@ -49,7 +49,7 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
             recorder = TokenRecorder(batch.samples, config.recorded_tokens, parallel)
             row = learner.step(step, batch.samples, recorder) | staleness_metrics(step, batch.samples)
             trained = time.perf_counter()
-            learner.publish(run, step)
+            learner.publish(run, step, whole=is_due(config, step))
             row |= {"time/wait": received - start, "time/publish": time.perf_counter() - trained}
             recorder.write(run.token_records(step), step)
             if parallel.leads:
