@@ -8,6 +8,7 @@ import shutil
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import torch
 from peft import LoraConfig, PeftModel, inject_adapter_in_model
@@ -52,7 +53,7 @@ def add_adapter(model: PreTrainedModel, config: LoRAConfig, base: str, dtype: to
 def add_reference(model: PreTrainedModel, start: bool) -> None:
     """Add the frozen adapter of `reference_kl`: the trained one as it is now (`start`), or one that changes nothing."""
     trained = set(trained_parameters(model))
-    _inject(model, copy.deepcopy(model.peft_config[TRAINED]), REFERENCE)
+    _inject(model, _trained_settings(model), REFERENCE)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name in trained)
     _activate(model, TRAINED)
@@ -104,9 +105,10 @@ def save_adapter(model: PreTrainedModel, state: dict[str, Tensor], folder: Path)
 
 def save_settings(model: PreTrainedModel, folder: Path) -> None:
     """Write what the weights of an adapter do not say of it, as peft spells it."""
-    settings = copy.deepcopy(model.peft_config[TRAINED])
+    settings = _trained_settings(model)
     settings.inference_mode = True
-    settings.target_modules = sorted(settings.target_modules)
+    if not isinstance(settings.target_modules, str):  # a pattern
+        settings.target_modules = sorted(settings.target_modules or ())
     settings.save_pretrained(str(folder))
 
 
@@ -162,7 +164,7 @@ def _settings(config: LoRAConfig, base: str) -> LoraConfig:
     if config.path is None:
         return LoraConfig(
             r=config.rank,
-            lora_alpha=config.alpha or 2 * config.rank,
+            lora_alpha=config.alpha or 2 * config.rank,  # type: ignore[arg-type]
             target_modules=config.target_modules or "all-linear",
             task_type="CAUSAL_LM",
             base_model_name_or_path=base,
@@ -176,6 +178,11 @@ def _settings(config: LoRAConfig, base: str) -> LoraConfig:
     settings.base_model_name_or_path, settings.inference_mode = base, False
     settings.lora_dropout, settings.init_lora_weights = 0.0, True
     return settings
+
+
+def _trained_settings(model: PreTrainedModel) -> LoraConfig:
+    """A copy."""
+    return cast(LoraConfig, copy.deepcopy(model.peft_config[TRAINED]))
 
 
 def _inject(model: PreTrainedModel, settings: LoraConfig, name: str) -> None:

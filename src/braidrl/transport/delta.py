@@ -122,4 +122,4 @@ def _bits(tensor: Tensor) -> Tensor:
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.contiguous().view(torch.uint8).numpy()).cast("B")
+    return tensor.reshape(-1).view(torch.uint8).numpy().data
