@@ -12,11 +12,18 @@ from typing import Any
 
 import pytest
 import torch
+from pydantic import ValidationError
+from safetensors.torch import load_file
 from stub_vllm import DEADLINE, StubVLLM, pool_of
 
+from braidrl.configs.rl import RLConfig
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
+from braidrl.trainer.parallel import Parallel
+from braidrl.trainer.step import Learner
 from braidrl.trainer.transfer import WeightSender
 from braidrl.transport.transfer import Offer, Place, read_offer, write_offer
+from braidrl.utils.run_folder import RunFolder
+from tests.unit.trainer_batches import trainer_config
 
 UPDATE = ["/pause?mode=keep", "/start_weight_update", "/update_weights", "/finish_weight_update"]
 UPDATE += ["/reset_prefix_cache?reset_running_requests=true", "/update_weight_version", "/resume"]
@@ -120,6 +127,52 @@ def test_an_offer_names_every_tensor_of_the_state(tmp_path: Path) -> None:
     assert offer.dtype_names == ["bfloat16", "float32"]
     assert offer.shapes == [[7, 4], [4]]
     assert read_offer(tmp_path) is None
+
+
+def test_a_trainer_offers_what_it_would_have_written(
+    tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names, types, shapes and values of a folder of weights, tied ones once; a folder where a checkpoint goes on."""
+    with sending(Worker()) as sender:
+        monkeypatch.setattr("braidrl.trainer.publish.open_sender", lambda host, device: sender)
+        config = trainer_config(tiny_model_dir, tmp_path, "bfloat16", weights={"transfer": "nccl"})
+        learner, run = Learner.load(config, Parallel(0, 1, torch.device("cpu"))), RunFolder(tmp_path)
+        learner.publish(run, 1, whole=False)
+        learner.publish(run, 2, whole=True)
+        offer, kept = read_offer(run.weights(1)), sender.versions[1]
+    written = load_file(run.weights(2) / "model.safetensors")
+    assert offer is not None and list(run.weights(1).iterdir()) == [run.weights(1) / "transfer.json"]
+    assert offer.names == list(kept) and set(kept) == set(written)
+    assert offer.dtype_names == ["bfloat16"] * len(kept)
+    assert offer.shapes == [list(written[name].shape) for name in offer.names]
+    torch.testing.assert_close(kept, written, rtol=0, atol=0)
+    assert read_offer(run.weights(2)) is None
+
+
+def test_a_trainer_without_a_gpu_says_so(tmp_path: Path, tiny_model_dir: Path) -> None:
+    config = trainer_config(tiny_model_dir, tmp_path, weights={"transfer": "nccl"})
+    with pytest.raises(ValueError, match='sends from a GPU, and the trainer is on cpu; use "filesystem"'):
+        Learner.load(config, Parallel(0, 1, torch.device("cpu")))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ({"inference": {"engine": "torch"}}, "needs vLLM, and inference.engine is 'torch'"),
+        ({"trainer": {"weights": {"transfer": "nccl", "delta": True}}}, "weights.delta is for folders"),
+        ({"trainer": {"weights": {"transfer": "nccl"}, "lora": {}}}, "is for whole models"),
+    ],
+)
+def test_what_cannot_travel_so_is_refused(blocks: dict[str, Any], message: str) -> None:
+    config = {
+        "model": {"path": "model"},
+        "trainer": {"weights": {"transfer": "nccl"}},
+        "inference": {"engine": "vllm"},
+        "orchestrator": {"train": {"source": [{"env": {"taskset": {"id": "reverse-text"}}}]}},
+    }
+    assert RLConfig.model_validate(config).inference.vllm.weight_transfer
+    with pytest.raises(ValidationError, match=message):
+        RLConfig.model_validate(config | blocks)
 
 
 async def test_workers_load_exactly_what_the_trainer_offered(tmp_path: Path) -> None:

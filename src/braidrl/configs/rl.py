@@ -127,6 +127,33 @@ class RLConfig(BaseConfig):
         return self
 
     @model_validator(mode="after")
+        self.inference.vllm.weight_transfer = self.trainer.weights.transfer == "nccl"
+        return self
+
+    @model_validator(mode="after")
+    def _engine_takes_what_is_published(self) -> Self:
+        if self.trainer.weights.transfer == "nccl" and self.inference.engine != "vllm":
+            raise ValueError(
+                f'trainer.weights.transfer = "nccl" needs vLLM, and inference.engine is {self.inference.engine!r}; '
+                "change one of the two"
+            )
+        if self.trainer.weights.delta and self.inference.engine == "vllm":
+            raise ValueError(
+                "trainer.weights.delta needs the embedded engine: vLLM loads whole models, whose parameters it fuses "
+                "and shards, and has no route for elements of them; remove it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _means_agree(self) -> Self:
+        prompts = [
+            source.name for source in self.orchestrator.train.source if source.algo.rl_aggregation == "prompt"
+        ]
+        if prompts and self.trainer.loss_agg_mode != "token-mean":
+            raise ValueError(
+                f"trainer.loss_agg_mode is {self.trainer.loss_agg_mode!r}, but the source {prompts[0]!r} weighs its "
+                'tokens by prompt (algo.loss_aggregation = "prompt"); keep one of the two'
+            )
     def _somebody_serves(self) -> Self:
         if self.inference.replicas == 0 and "base_url" not in self.orchestrator.client.model_fields_set:
             raise ValueError(

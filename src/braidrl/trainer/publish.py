@@ -11,7 +11,9 @@ from braidrl.trainer.checkpoint import trained_parameters
 from braidrl.trainer.model import save_model
 from braidrl.trainer.parallel import Parallel, gathered, gathered_state
 from braidrl.trainer.policy import Policy
+from braidrl.trainer.transfer import open_sender
 from braidrl.transport.delta import save_delta
+from braidrl.transport.transfer import write_offer
 from braidrl.transport.weights import publish_weights
 from braidrl.utils.run_folder import RunFolder
 
@@ -33,9 +35,13 @@ class Publisher:
         self.parallel = parallel
         self._last: Published | None = None
         """The version before, where the next one may be what changed since."""
+        self._sender = None
+        if config.weights.transfer == "nccl" and parallel.leads:
+            self._sender = open_sender(config.weights.transfer_host, parallel.device)
 
     def publish(self, run: RunFolder, version: int, whole: bool = True) -> None:
-        """Publish the weights as policy version `version`; `whole` even where the config asks for deltas."""
+        """Publish the weights as policy version `version`; `whole` even where the config asks for
+        deltas, or for versions that stay in memory."""
         if self.config.lora is None:
             self._publish_model(run, version, whole)
         else:
@@ -46,6 +52,10 @@ class Publisher:
         source, dtype = self.config.model.path, self.policy.compute_dtype
         state = gathered_state(self.policy.model, self.parallel, dtype)
         if not self.parallel.leads:
+            return
+        if self._sender is not None and not whole:
+            offer = self._sender.offer(version, distinct(state, dtype))
+            publish_weights(run, version, lambda folder: write_offer(folder, offer))
             return
         last, deltas = self._last, self.config.weights
         if deltas.delta:

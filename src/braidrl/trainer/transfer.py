@@ -6,6 +6,7 @@ of its own, so that one may come back without the others. Who meets when is the 
 """
 
 import hmac
+import importlib.util
 import secrets
 import socket
 import threading
@@ -49,6 +50,20 @@ class NCCLGroup:
                 sent = tensor.to(self.device).contiguous()
                 self.communicator.broadcast(sent, src=0, stream=stream)
         stream.synchronize()
+
+
+def open_sender(host: str, device: torch.device) -> "WeightSender":
+    """Send over NCCL from `device`. Raises `ValueError` where that cannot be."""
+    if device.type != "cuda":
+        raise ValueError(
+            f'trainer.weights.transfer = "nccl" sends from a GPU, and the trainer is on {device}; use "filesystem"'
+        )
+    if importlib.util.find_spec("vllm") is None:
+        raise ValueError(
+            'trainer.weights.transfer = "nccl" uses vLLM\'s communicator, and there is no vLLM beside Braid; '
+            'install it there, or use "filesystem"'
+        )
+    return WeightSender(host, partial(NCCLGroup, device=device))
 
 
 class WeightSender:
