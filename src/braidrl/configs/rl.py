@@ -124,9 +124,6 @@ class RLConfig(BaseConfig):
     def _serve_what_is_trained(self) -> Self:
         self.orchestrator.adapter = self.trainer.lora is not None
         self.inference.vllm.lora_rank = self.trainer.lora.rank if self.trainer.lora is not None else None
-        return self
-
-    @model_validator(mode="after")
         self.inference.vllm.weight_transfer = self.trainer.weights.transfer == "nccl"
         return self
 
@@ -154,6 +151,9 @@ class RLConfig(BaseConfig):
                 f"trainer.loss_agg_mode is {self.trainer.loss_agg_mode!r}, but the source {prompts[0]!r} weighs its "
                 'tokens by prompt (algo.loss_aggregation = "prompt"); keep one of the two'
             )
+        return self
+
+    @model_validator(mode="after")
     def _somebody_serves(self) -> Self:
         if self.inference.replicas == 0 and "base_url" not in self.orchestrator.client.model_fields_set:
             raise ValueError(
