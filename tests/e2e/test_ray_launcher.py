@@ -1,0 +1,85 @@
+"""The quickstart's recipe on a Ray cluster of two simulated nodes, some of whose actors are killed."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.accounts import check_accounts
+from tests.e2e.runs import Launch, wait_until
+
+ray = pytest.importorskip("ray")
+
+pytestmark = pytest.mark.e2e
+
+RECIPE = Path(__file__).parents[2] / "examples" / "grpo" / "rl.toml"
+MEMORY = 80 * 2**20
+"""Bytes of a node's object store, in which nothing large lies."""
+START = 240.0
+"""Longest wait for a first step, in seconds: five processes and Ray start on few cores."""
+STEPS = 20
+
+
+@pytest.fixture
+def cluster() -> Iterator[str]:
+    """Address of a cluster that has room for two servers, an orchestrator and a trainer, on two nodes."""
+    from ray.cluster_utils import Cluster
+
+    head = {"num_cpus": 2, "object_store_memory": MEMORY, "include_dashboard": False}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    cluster.add_node(num_cpus=2, object_store_memory=MEMORY)
+    yield cluster.address
+    ray.shutdown()
+    cluster.shutdown()
+
+
+def kill_actor(cluster: str, launch: Launch, name: str) -> list[str]:
+    """Kill one actor of the run; returns the names of all that it had."""
+    ray.init(cluster, namespace=str(launch.run.root.absolute()), log_to_driver=False)
+    names = sorted(ray.util.list_named_actors())
+    ray.kill(ray.get_actor(name))
+    ray.shutdown()
+    return names
+
+
+def ports(launch: Launch, server: str) -> list[str]:
+    """On which ports a server was up, in order."""
+    path = launch.run.log(server)
+    return re.findall(r"inference ready at http://0.0.0.0:(\d+)", path.read_text()) if path.exists() else []
+
+
+def test_the_quickstart_on_two_nodes_survives_the_loss_of_actors(
+    cluster: str, tmp_path: Path, tiny_model_dir: Path
+) -> None:
+    """A server is placed anew, elsewhere, and no episode is lost; a lost trainer lets the run go on from its checkpoint."""
+    launch = Launch(tmp_path, tiny_model_dir)
+    launch.config = RECIPE
+    size = ("--orchestrator.batch_size", "32", "--max_steps", str(STEPS), "--inference.replicas", "2")
+    place = ("--launcher", "ray", "--ray.address", cluster, "--ray.max_resumes", "1")
+    launcher = launch.start("--model.path", str(tiny_model_dir), "--checkpoint.interval", "1", *size, *place)
+
+    def reach(condition: Callable[[], bool], what: str) -> None:
+        wait_until(lambda: condition() or launcher.poll() is not None, what, START)
+        assert launcher.poll() is None, launch.report()
+
+    reach(lambda: len(launch.rows("trainer")) >= 1, "the first step")
+    assert kill_actor(cluster, launch, "inference_1") == [
+        "inference_0",
+        "inference_1",
+        "orchestrator",
+        "trainer",
+    ]
+    reach(lambda: len(ports(launch, "inference_1")) == 2, "the server that was killed")
+    here, there = ports(launch, "inference_1")
+    assert here != there
+    assert (launch.run.configs / "addresses").read_text().splitlines()[1].endswith(f":{there}/v1")
+    kill_actor(cluster, launch, "trainer")
+
+    assert launcher.wait(START) == 0, launch.report()
+    output = launch.output.read_text()
+    assert "inference_1 was lost with its actor" in output and "trainer was lost with its actor" in output
+    assert "the run goes on after step" in output
+    for process in ("trainer", "orchestrator"):
+        assert [row["step"] for row in launch.rows(process)] == list(range(1, STEPS + 1))
+    assert check_accounts(launch.run)["trained"] > 0
