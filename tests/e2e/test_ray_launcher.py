@@ -52,7 +52,7 @@ def ports(launch: Launch, server: str) -> list[str]:
 def test_the_quickstart_on_two_nodes_survives_the_loss_of_actors(
     cluster: str, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """A server is placed anew, elsewhere, and no episode is lost; a lost trainer lets the run go on from its checkpoint."""
+    """A server is placed anew, elsewhere, and no episode is lost; with a lost trainer, the run goes on by itself."""
     launch = Launch(tmp_path, tiny_model_dir)
     launch.config = RECIPE
     size = ("--orchestrator.batch_size", "32", "--max_steps", str(STEPS), "--inference.replicas", "2")

@@ -78,6 +78,12 @@ def test_the_only_gpu_is_shared() -> None:
     assert devices(slots)["inference"] == devices(slots)["trainer"] == (0, (0,))
 
 
+def test_a_shared_device_is_the_same_for_both() -> None:
+    config = run_of(1, 1, share_device=True, orchestrator={"max_off_policy_steps": 0})
+    slots = plan(config, Machines(ONE, ONE, cores=8, devices=4))
+    assert devices(slots)["inference"] == devices(slots)["trainer"] == (0, (0,))
+
+
 def test_many_machines_are_filled_in_order() -> None:
     slots = plan(run_of(3, 2, tensor=2), Machines(range(2), range(2, 4), cores=8, devices=4))
     assert devices(slots) == {
@@ -145,6 +151,7 @@ def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"inference": {"replicas": 0}}, "base_url does not say where one is"),
         ({"inference": {"host": "0.0.0.0"}}, "which other machines reach"),
         ({"slurm": {"nodes": 2, "trainer_nodes": 2}}, "leaves none of the 2 nodes to inference"),
+        ({"share_device": True, "launcher": "ray"}, "one device of one machine"),
         ({"launcher": "lsf"}, "'local', 'ray' or 'slurm'"),
     ],
 )

@@ -9,6 +9,7 @@ import pytest
 from braidrl.configs.load import load_config
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.rl import RLConfig
+from braidrl.configs.trainer import TrainerConfig
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.launchers.contract import Place, Process, Slot
 from braidrl.entrypoints.launchers.local import LocalLauncher
@@ -58,6 +59,8 @@ def test_the_orchestrator_is_told_every_address(tmp_path: Path) -> None:
     client = orchestrator_of(tmp_path).client
     assert client.base_url == ["http://a:7000/v1", "http://b:7001/v1"]
     assert client.address_file == tmp_path / "config" / "addresses"
+    trainer = load_config(TrainerConfig, ["@", str(tmp_path / "config" / "trainer.toml")])
+    assert trainer.weights.transfer_host == "c"
     processes = by_name(wiring)
     assert processes["inference_1"].args[-4:] == ("--port", "7001", "--threads", "1")
     assert processes["inference_1"].health == Place("b", 7001)

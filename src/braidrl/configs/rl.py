@@ -23,6 +23,7 @@ SHARED = {
     "seed": PROCESSES,
     "max_steps": ("trainer", "orchestrator"),
     "checkpoint": ("trainer", "orchestrator"),
+    "share_device": PROCESSES,
 }
 """Keys at the root, and the processes that take them. A process must not set one of them to something else."""
 
@@ -45,6 +46,8 @@ class RLConfig(BaseConfig):
     """Seeds the whole run."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     """When to save."""
+    share_device: bool = False
+    """Trainer and inference have one device by turns (docs/one_gpu.md); strictly on-policy."""
     trainer: TrainerConfig
     """The trainer process."""
     orchestrator: OrchestratorConfig
@@ -159,6 +162,15 @@ class RLConfig(BaseConfig):
             raise ValueError(
                 "inference.replicas is 0, so that no server is started, and orchestrator.client.base_url does not say "
                 "where one is; set it"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _device_is_of_one_machine(self) -> Self:
+        if self.share_device and (self.launcher == "ray" or self.slurm.nodes > 1):
+            raise ValueError(
+                "share_device is for one device of one machine; remove it, or use launcher 'local', or 'slurm' with "
+                "one node"
             )
         return self
 

@@ -47,7 +47,7 @@ def plan(config: RLConfig, machines: Machines) -> list[Slot]:
     """All processes, in the order of their start. Raises `ConfigError` where they need more GPUs than there are."""
     served = -(-config.inference.replicas // len(machines.serving))
     first_rank = served * config.inference.devices if machines.together else 0
-    if machines.devices == 1:  # the embedded engine and the trainer share the only one
+    if config.share_device or machines.devices == 1:
         first_rank = 0
     _check_devices(config, machines, served, first_rank)
     serving_threads, training_threads = _threads(config, machines, served)

@@ -52,7 +52,7 @@ def _options(config: RLConfig, run: RunFolder) -> Iterator[str]:
         yield f"--cpus-per-task={job.cpus_per_task}"
     if job.gpus_per_node:
         yield f"--gpus-per-node={job.gpus_per_node}"
-    yield f"--output={run.log('slurm')}"
+    yield f"--output={shlex.quote(str(run.log('slurm')))}"
     yield "--open-mode=append"
     yield "--requeue"
     yield from job.sbatch

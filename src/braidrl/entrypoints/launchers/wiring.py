@@ -90,6 +90,9 @@ class Wiring:
 
     def _write_configs(self) -> None:
         """One file a process beside the resolved config of the run."""
+        trainer = self.config.trainer.model_copy(deep=True)
+        if "transfer_host" not in trainer.weights.model_fields_set:
+            trainer.weights.transfer_host = self.places["trainer"].host
         orchestrator = self.config.orchestrator.model_copy(deep=True)
         client = orchestrator.client
         if "base_url" not in client.model_fields_set:
@@ -98,7 +101,7 @@ class Wiring:
                 self._address_file.unlink(missing_ok=True)
                 client.address_file = self._address_file.absolute()
         parts: dict[str, BaseModel] = {
-            "trainer": self.config.trainer,
+            "trainer": trainer,
             "orchestrator": orchestrator,
             "inference": self.config.inference,
         }
