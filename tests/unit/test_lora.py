@@ -12,12 +12,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from braidrl.configs.lora import LoRAConfig
+from braidrl.configs.sft import SFTConfig
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint, trained_parameters
 from braidrl.trainer.forward import to_device
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.sft.train import train_sft
 from braidrl.trainer.step import Learner
 from braidrl.transport.types import TrainingSample
+from braidrl.utils.adapter import TENSORS
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import create_tiny_model
 from tests.unit.trainer_batches import make_batch, trainer_config
@@ -87,7 +90,9 @@ def test_gradients_are_those_of_the_merged_weights(
     whole = gradients(load(tmp_path / "merged", tmp_path, lora=None), batch)
     parameters, scale = dict(learner.model.named_parameters()), 6 / 4
     assert len(found) == len(trained_parameters(learner.model))
-    for name in (f"{LAYER}", "model.layers.1.mlp.down_proj"):
+    again = load(tiny_model_dir, tmp_path, lora={"rank": 4, "path": started}, activation_checkpointing=True)
+    assert all(torch.equal(gradient, found[name]) for name, gradient in gradients(again, batch).items())
+    for name in (LAYER, "model.layers.1.mlp.down_proj"):
         a, b = (f"{name}.lora_{part}.default.weight" for part in "AB")
         expected = scale * whole[f"{name}.weight"] @ parameters[a].T
         torch.testing.assert_close(found[b], expected, rtol=1e-4, atol=1e-6)
@@ -170,6 +175,32 @@ def test_the_reference_is_the_starting_adapter_or_the_bare_model(
     assert kl[None] == 0
     assert kl[str(tiny_model_dir)] == pytest.approx(kl[str(copy)], rel=1e-6)
     assert kl[str(copy)] > 1e-3
+
+
+def test_demonstrations_train_an_adapter_too(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """`braid sft`, whose adapter a run may start from."""
+    lines = [
+        f'{{"messages": [{{"role": "user", "content": "{text}"}}, {{"role": "assistant", "content": "b"}}]}}'
+        for text in "xyz"
+    ]
+    (tmp_path / "data.jsonl").write_text("\n".join(lines))
+    data = {
+        "model": {"path": str(tiny_model_dir)},
+        "lora": {"rank": 4},
+        "max_steps": 2,
+        "batch_size": 2,
+        "threads": 1,
+    }
+    data |= {"data": {"path": tmp_path / "data.jsonl"}, "output_dir": tmp_path / "sft", "optim": {"lr": 1e-2}}
+    train_sft(SFTConfig.model_validate(data))
+    adapter = RunFolder(tmp_path / "sft").weights(2)
+    learner = load(tiny_model_dir, tmp_path, lora={"rank": 4, "path": adapter})
+    saved = load_file(adapter / TENSORS)
+    assert torch.equal(
+        saved[f"base_model.model.{LAYER}.lora_B.weight"],
+        learner.model.get_submodule(f"{LAYER}.lora_B.default").weight,
+    )
+    assert saved[f"base_model.model.{LAYER}.lora_B.weight"].abs().max() > 0
 
 
 @pytest.mark.parametrize(
