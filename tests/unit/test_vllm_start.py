@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from braidrl.configs.errors import ConfigError
 from braidrl.configs.inference import InferenceConfig
-from braidrl.inference.engines.vllm import VLLMMissingError, arguments, interpreter, variables
+from braidrl.inference.engines.vllm import arguments, interpreter, variables
 
 
 def config(**settings: object) -> InferenceConfig:
@@ -89,10 +90,10 @@ def test_its_workers_see_the_extension_and_nothing_else_of_braid(monkeypatch: py
 @pytest.mark.parametrize(
     ("python", "message"),
     [
-        ("/nowhere/python", "inference.vllm.python is '/nowhere/python', which is no program"),
-        (None, r"has no vLLM; install it there \(pip install vllm\), or let inference.vllm.python name"),
+        ("/nowhere/python", "vllm.python: '/nowhere/python' is no program"),
+        (None, r"vllm.python: .* has no vLLM; install it there \(pip install vllm\), or name the python"),
     ],
 )
 def test_a_missing_vllm_is_named(python: str | None, message: str) -> None:
-    with pytest.raises(VLLMMissingError, match=message):
+    with pytest.raises(ConfigError, match=message):
         interpreter(config(vllm={"python": python}))

@@ -8,7 +8,9 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
+from braidrl.configs.errors import ConfigError
 from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION, InferenceConfig
 from braidrl.utils.api_key import read_api_key
 
@@ -17,31 +19,30 @@ LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for; a smaller adapter is padded."""
 WORKER_FOLDER = Path(__file__).parents[1] / "vllm_worker"
 """All of Braid that vLLM's interpreter sees."""
+LOOK_SECONDS = 60.0
+"""Longest wait for an interpreter to say what it has."""
 
 
-class VLLMMissingError(RuntimeError):
-    """There is no vLLM that could be started."""
-
-
-def run(config: InferenceConfig) -> None:
-    """Replace this process by the server. Raises `VLLMMissingError` where there is none."""
+def run(config: InferenceConfig) -> NoReturn:
+    """Replace this process by the server. Raises `ConfigError` where there is none."""
     python = interpreter(config)
     os.execve(python, [python, *arguments(config)], os.environ | variables(config))
 
 
 def interpreter(config: InferenceConfig) -> str:
-    """Path of the Python that has vLLM. Raises `VLLMMissingError`."""
+    """Path of the Python that has vLLM. Raises `ConfigError`."""
     wanted = config.vllm.python or sys.executable
     python = shutil.which(wanted)
     if python is None:
-        raise VLLMMissingError(
-            f"inference.vllm.python is {wanted!r}, which is no program; name the python of an environment that has vLLM"
+        raise ConfigError(
+            "vllm.python", f"{wanted!r} is no program; name the python of an environment that has vLLM"
         )
     look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([python, "-c", look], check=False).returncode:
-        raise VLLMMissingError(
-            f"{python} has no vLLM; install it there (pip install vllm), or let inference.vllm.python name the python "
-            "of an environment that has it"
+    if subprocess.run([python, "-c", look], check=False, timeout=LOOK_SECONDS).returncode:
+        raise ConfigError(
+            "vllm.python",
+            f"{python} has no vLLM; install it there (pip install vllm), or name the python of an environment that "
+            "has it",
         )
     return python
 
