@@ -83,6 +83,8 @@ def two(model: Path, root: Path) -> None:
             with CountedSums() as counted:
                 learner.step(STEPS + 1, make_batch(1, size=12))
             sums[name] = counted.number
+        learner._logprobs(learner.policy, make_batch(1, size=12))
+        assert all(isinstance(parameter, DTensor) for parameter in learner.model.parameters())
         learner.to_host()
         learner.to_device()
         learner.step(STEPS + 2, make_batch(1, size=12))

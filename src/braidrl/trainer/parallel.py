@@ -126,6 +126,13 @@ def shard(
             module.set_gradient_divide_factor(1.0)
             # gloo and NCCL both sum; a factor of their own is NCCL's alone
             module.set_force_sum_reduction_for_comms(True)
+    policy.register_forward_hook(_shard_again)
+
+
+def _shard_again(policy: nn.Module, *_: object) -> None:
+    """After a forward that has no backward, which leaves the outermost parameters whole, and so in nobody's books."""
+    if isinstance(policy, FSDPModule) and not torch.is_grad_enabled():
+        policy.reshard()
 
 
 def sum_gradients(policy: nn.Module, last: bool, each: bool) -> None:

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from braidrl.configs.lora import LoRAConfig
@@ -42,9 +41,6 @@ class Policy(nn.Module):
     @torch.no_grad()
     def copy_(self, other: "Policy") -> None:
         """Take another one's weights; both are sharded alike."""
-        for module in (self, other):
-            if isinstance(module, FSDPModule):
-                module.reshard()  # a forward without backward leaves the outermost parameters whole
         for mine, its in zip(self.parameters(), other.parameters(), strict=True):
             mine.copy_(its)
 
