@@ -20,6 +20,9 @@ class BatchesConfig(BaseConfig):
     """Batches' worth of consecutive groups without any signal after which the run stops with an explanation."""
     max_off_policy_steps: int = Field(1, ge=0)
     """Staleness bound: version being trained minus the oldest version that sampled a token. 0 is strictly on-policy."""
+    share_device: bool = False
+    """Whether inference and trainer have one device by turns: inference sleeps from the moment that a batch is complete
+    until the weights that it made are there. Strictly on-policy. `braid rl` takes the key at the root."""
     max_returns: int = Field(2, ge=0)
     """How often work that got too old is started anew; after that the batch that would leave it behind waits for it."""
     oversampling_factor: float = Field(1.0, ge=1.0)
@@ -44,6 +47,18 @@ class BatchesConfig(BaseConfig):
             )
         else:
             self.batch_size = None
+        return self
+
+    @model_validator(mode="after")
+    def _turns_are_on_policy(self) -> Self:
+        if self.share_device and self.max_off_policy_steps and "max_off_policy_steps" in self.model_fields_set:
+            raise ValueError(
+                f"max_off_policy_steps is {self.max_off_policy_steps}, but with share_device nothing is sampled while the "
+                "trainer has the device, so that a run is strictly on-policy; set it to 0 or leave it away, or remove "
+                "share_device"
+            )
+        if self.share_device:
+            self.max_off_policy_steps = 0
         return self
 
     @model_validator(mode="after")

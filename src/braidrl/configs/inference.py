@@ -75,6 +75,9 @@ class InferenceConfig(BaseConfig):
     """Times in ten minutes that `braid rl` starts a server anew that was up and ended; 0: its end is the run's."""
     api_key_var: str | None = None
     """Environment variable that holds the API key which requests must carry; None: no key."""
+    share_device: bool = False
+    """Whether the trainer has the device in between: vLLM is started so that it can sleep. `braid rl` takes the key at
+    the root."""
     max_batch_size: int = Field(64, ge=1)
     """Sequences that decode together (slots of the KV cache)."""
     prefill_tokens: int = Field(4096, ge=1)

@@ -93,6 +93,9 @@ class TrainerConfig(BaseConfig):
     """What a published version holds."""
     parallel: ParallelConfig = Field(default_factory=ParallelConfig)
     """Processes that train together, and how they share the weights."""
+    share_device: bool = False
+    """Whether inference has the device between two steps, and everything here waits in CPU memory. `braid rl` takes the
+    key at the root."""
     activation_checkpointing: bool = False
     """Recompute layer activations in the backward pass: less memory, about a third more time."""
     activation_offload: bool = False
@@ -152,6 +155,15 @@ class TrainerConfig(BaseConfig):
             raise ValueError("weights.delta is for whole models, and an adapter is small; remove it, or [lora]")
         if self.lora is not None and self.weights.transfer == "nccl":
             raise ValueError('weights.transfer = "nccl" is for whole models; remove it, or [lora]')
+        return self
+
+    @model_validator(mode="after")
+    def _one_process_moves(self) -> Self:
+        if self.share_device and self.parallel.processes > 1:
+            raise ValueError(
+                f"parallel.processes is {self.parallel.processes}, but share_device is for one device, which one process "
+                "trains on; set it to 1, or give inference devices of its own and remove share_device"
+            )
         return self
 
     @model_validator(mode="after")
