@@ -47,6 +47,12 @@ class StubEngine:
     """Most updates at once."""
     cancelled: int = 0
     """Generations whose caller went away."""
+    events: list[str] = field(default_factory=list)
+    """What was asked of it, of `sleep`, `wake_up`, `update` and `generate`, without repetitions."""
+    hangs: bool = False
+    """Answer to nothing, until it is False again."""
+    most_at_once: int = 0
+    """Most generations at once."""
 
     @property
     def url(self) -> str:
@@ -59,7 +65,9 @@ class StubEngine:
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions", self._chat)
         app.router.add_post("/update_weights", self._update)
-        self._updating = 0
+        app.router.add_post("/sleep", self._note_path)
+        app.router.add_post("/wake_up", self._note_path)
+        self._updating = self._generating = 0
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port, reuse_address=True, backlog=4096)
@@ -71,7 +79,20 @@ class StubEngine:
         await self._runner.cleanup()
 
     async def _health(self, request: web.Request) -> web.Response:
+        await self._until_well()
         return web.Response()
+
+    async def _note_path(self, request: web.Request) -> web.Response:
+        self._note(request.path.removeprefix("/"))
+        return web.Response()
+
+    def _note(self, event: str) -> None:
+        if self.events[-1:] != [event]:
+            self.events.append(event)
+
+    async def _until_well(self) -> None:
+        while self.hangs:
+            await asyncio.sleep(0.01)
 
     async def _models(self, request: web.Request) -> web.Response:
         card = {"id": self.model, "object": "model", "max_model_len": self.max_model_len}
@@ -79,6 +100,7 @@ class StubEngine:
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = await self._receive(request)
+        self._note("generate")
         if self.failures:
             return _json({"error": "stub failure"}, status=self.failures.pop(0))
         params = body["sampling_params"]
@@ -112,11 +134,16 @@ class StubEngine:
     async def _versions(self, count: int) -> list[tuple[int, int]]:
         """Sample half before and half after the latency, so that an update in between shows."""
         first = self.version
+        self._generating += 1
+        self.most_at_once = max(self.most_at_once, self._generating)
         try:
             await asyncio.sleep(self.latency)
+            await self._until_well()
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
+        finally:
+            self._generating -= 1
         half = count // 2
         return [(first, count)] if first == self.version else [(first, half), (self.version, count - half)]
 
@@ -129,6 +156,7 @@ class StubEngine:
     async def _update(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read())
         self.updates.append(body)
+        self._note("update")
         self._updating += 1
         self.overlapping = max(self.overlapping, self._updating)
         await asyncio.sleep(self.update_seconds)

@@ -1,56 +1,17 @@
 """The gateway between environments and replicas."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+import logging
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
+from gateway_helpers import PROMPT, Setup, open_gateway
 
-from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
 from braidrl.orchestrator.sessions import Spans
 from tests.stub_engine import StubEngine
-
-PROMPT = [64, 65, 66]
-
-
-@dataclass
-class Setup:
-    gateway: Gateway
-    replicas: Replicas
-    http: aiohttp.ClientSession
-
-    async def generate(self, session: str | None = None, **params: Any) -> tuple[int, dict[str, Any]]:
-        """Status and body of one generation."""
-        headers = {"X-Session-ID": session} if session else {}
-        sampling = {"temperature": 1.0, "logprobs": 1, "max_tokens": 16} | params
-        body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": sampling}
-        return await self.post("/inference/v1/generate", body, headers)
-
-    async def post(self, path: str, body: Any, headers: dict[str, str]) -> tuple[int, dict[str, Any]]:
-        async with self.http.post(self.gateway.url + path, json=body, headers=headers) as response:
-            return response.status, await response.json()
-
-
-@asynccontextmanager
-async def open_gateway(
-    *engines: StubEngine, timeout: float = 10.0, context: int = 64, key: str | None = None
-) -> AsyncIterator[Setup]:
-    async with AsyncExitStack() as stack:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        replicas = Replicas([engine.url for engine in engines], live=True, headers=headers)
-        await replicas.connect(10.0)
-        stack.push_async_callback(replicas.close)
-        config = GatewayConfig(request_timeout=timeout)
-        gateway = Gateway(config, {"tiny": replicas}, seed=0, context=context, api_key=key)
-        await stack.enter_async_context(gateway)
-        http = await stack.enter_async_context(aiohttp.ClientSession())
-        yield Setup(gateway, replicas, http)
 
 
 def spans_of(setup: Setup, trace_id: str) -> list[Spans]:
@@ -169,13 +130,16 @@ async def test_chat_completions_carry_seed_and_salt() -> None:
     assert engine.requests[0]["cache_salt"] == "v0"
 
 
-async def test_the_api_key_is_asked_for_and_passed_on() -> None:
-    async with StubEngine() as engine, open_gateway(engine, key="secret") as setup:
+async def test_the_api_key_is_asked_for_and_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with StubEngine(failures=[503]) as engine, open_gateway(engine, key="secret") as setup:
         assert (await setup.generate())[0] == 401
+        assert (await setup.post("/inference/v1/generate", [], {"Authorization": "Bearer other"}))[0] == 401
         body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": {"seed": 0}}
         status, _ = await setup.post("/inference/v1/generate", body, {"Authorization": "Bearer secret"})
     assert status == 200
     assert engine.headers[0]["Authorization"] == "Bearer secret"
+    assert "secret" not in caplog.text
 
 
 async def test_passing_failures_are_tried_again_with_the_same_seed() -> None:

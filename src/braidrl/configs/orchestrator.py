@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
 from braidrl.configs import legacy
 from braidrl.configs.algorithm import GRPOConfig
@@ -108,6 +108,14 @@ class ClientConfig(BaseConfig):
     """Environment variable that holds the replicas' API key; None: no key."""
     startup_timeout: float = Field(600.0, gt=0)
     """Longest wait for the replicas to answer, in seconds."""
+
+    @field_validator("base_url")
+    @classmethod
+    def _have_schemes(cls, urls: list[str]) -> list[str]:
+        for url in urls:
+            if not url.startswith(("http://", "https://")):
+                raise ValueError(f"{url!r} is no address: it must start with http:// or https://")
+        return urls
 
 
 class OrchestratorConfig(BatchesConfig):

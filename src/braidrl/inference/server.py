@@ -14,6 +14,7 @@ from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.routes import chat, control, generate
 from braidrl.inference.routes.context import CONTEXT, Context, errors
 from braidrl.utils.api_key import read_api_key
+from braidrl.utils.open_files import allow_open_files
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,7 @@ async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None 
 
     `/health` answers 503 until the model is loaded. Raises what ended the engine, if anything did.
     """
+    allow_open_files()
     engine = TorchEngine(config)
     context = Context(config, engine, read_api_key(config.api_key_var, "inference"))
     runner = web.AppRunner(
@@ -75,6 +77,9 @@ def build_app(context: Context) -> web.Application:
     app.router.add_get("/metrics", control.metrics)
     app.router.add_post("/pause", control.pause)
     app.router.add_post("/resume", control.resume)
+    app.router.add_post("/sleep", control.sleep)
+    app.router.add_post("/wake_up", control.wake_up)
+    app.router.add_get("/is_sleeping", control.is_sleeping)
     app.router.add_post("/update_weights", control.update_weights)
     app.router.add_post("/inference/v1/generate", generate.generate)
     app.router.add_post("/v1/chat/completions", chat.chat)

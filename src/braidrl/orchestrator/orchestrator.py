@@ -150,6 +150,8 @@ class House:
         saves = checkpoint.due(self.config.checkpoint, step, self.config.max_steps)
         state = checkpoint.capture(step, self.dispatcher) if saves else b""
         ended = self.sink.take_ended()  # now: what ends later is in flight, for all that the state knows
+        if self.config.share_device:
+            await self.policy.sleep()  # the trainer takes the device when it has the batch
         await asyncio.to_thread(self.batches.publish, batch.training_batch)
         logger.info(
             "step %d: %d traces sampled by %s train v%d -> v%d",

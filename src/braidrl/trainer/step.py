@@ -3,8 +3,9 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Self
 
 import numpy as np
@@ -68,9 +69,11 @@ class Learner:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         disable_progress_bar()  # one a published version would fill the log
-        policy = load_policy(config, parallel)
+        # where inference has the device first, its memory is none of ours until the first step
+        place = replace(parallel, device=torch.device("cpu")) if config.share_device else parallel
+        policy = load_policy(config, place)
         optimizer = make_optimizer(policy, config.optim)
-        reference = load_reference(config, parallel, policy)
+        reference = load_reference(config, place, policy)
         return cls(config, policy, optimizer, RLObjective.of(config), parallel, reference)
 
     def __post_init__(self) -> None:
@@ -145,6 +148,15 @@ class Learner:
     def to_device(self) -> None:
         """Take back what `to_host` moved."""
         self._move(self.parallel.device)
+
+    @contextmanager
+    def on_device(self) -> Iterator[None]:
+        """Where inference has the device between two steps (`share_device`), it is the trainer's inside."""
+        if self.config.share_device:
+            self.to_device()
+        yield
+        if self.config.share_device:
+            self.to_host()
 
     def _move(self, device: torch.device) -> None:
         self.optimizer.zero_grad(set_to_none=True)

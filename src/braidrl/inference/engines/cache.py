@@ -26,9 +26,18 @@ class SlotCache:
     def __init__(self, max_slots: int, max_length: int) -> None:
         self.max_slots = max_slots
         self.max_length = max_length
-        self.slots = min(FIRST_SLOTS, max_slots)
-        self.length = min(FIRST_LENGTH, max_length)
+        self.free()
+
+    def free(self) -> None:
+        """Give all memory back; it starts anew, as small as at first."""
+        self.slots = min(FIRST_SLOTS, self.max_slots)
+        self.length = min(FIRST_LENGTH, self.max_length)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of the keys and values."""
+        return sum(tensor.nbytes for pair in self.layers.values() for tensor in pair)
 
     def reserve(self, slots: int, length: int) -> None:
         """Make room for `slots` sequences of `length` tokens."""

@@ -73,6 +73,7 @@ class TorchEngine:
         self.stats = Stats()
         self.version = 0
         self.paused = False
+        self.asleep = False
         self.loaded: Future[None] = Future()
         self.ended: Future[None] = Future()
         self._inbox: queue.SimpleQueue[Request | Command | None] = queue.SimpleQueue()
@@ -120,6 +121,15 @@ class TorchEngine:
         """Go on generating."""
         return self._call(lambda: setattr(self, "paused", False))
 
+    def sleep(self) -> "Future[None]":
+        """Once it resolves, the caches have no memory and no token is generated until `wake_up`; requests wait, and
+        those under way go on from recomputed keys and values. The weights stay: this engine has them on the host."""
+        return self._call(self._sleep)
+
+    def wake_up(self) -> "Future[None]":
+        """Go on generating."""
+        return self._call(lambda: setattr(self, "asleep", False))
+
     def update_weights(self, path: Path, version: int) -> "Future[int]":
         """Swap in the weights of a folder between two forwards; resolves to `version`.
 
@@ -144,7 +154,7 @@ class TorchEngine:
             with torch.inference_mode():
                 while not self._closing:
                     self._read_inbox()
-                    if self.scheduler.busy and not self.paused:
+                    if self.scheduler.busy and not self._held:
                         self._step()
             self._end(None)
         except BaseException as error:
@@ -165,7 +175,7 @@ class TorchEngine:
     def _read_inbox(self) -> None:
         """Take what others sent; wait for it when there is nothing else to do."""
         while not self._closing:
-            idle = self.paused or not self.scheduler.busy
+            idle = self._held or not self.scheduler.busy
             try:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
@@ -175,6 +185,16 @@ class TorchEngine:
             elif item is not None:
                 item.run()
             self.scheduler.drop_cancelled()
+
+    @property
+    def _held(self) -> bool:
+        return self.paused or self.asleep
+
+    def _sleep(self) -> None:
+        self.asleep = True
+        self.scheduler.forget_cached()
+        logger.info("asleep: %.1f MiB of caches are free", self.scheduler.cache.nbytes / 2**20)
+        self.scheduler.cache.free()
 
     def _step(self) -> None:
         """One forward over all running requests, and one token for each that is up to date."""

@@ -78,6 +78,8 @@ def arguments(config: InferenceConfig) -> list[str]:
         }
     if config.vllm.weight_transfer:
         flags["weight-transfer-config"] = '{"backend": "nccl"}'
+    if config.share_device:
+        switches.append("enable-sleep-mode")
     if config.model.trust_remote_code:
         switches.append("trust-remote-code")
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]

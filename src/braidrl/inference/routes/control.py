@@ -49,6 +49,23 @@ async def resume(request: web.Request) -> web.Response:
     return reply({"status": "resumed"})
 
 
+async def sleep(request: web.Request) -> web.Response:
+    """Free the caches and generate nothing, until `wake_up`; the answer comes when the memory is free."""
+    await asyncio.wrap_future(request.app[CONTEXT].engine.sleep())
+    return reply({"status": "sleeping"})
+
+
+async def wake_up(request: web.Request) -> web.Response:
+    """Go on generating."""
+    await asyncio.wrap_future(request.app[CONTEXT].engine.wake_up())
+    return reply({"status": "awake"})
+
+
+async def is_sleeping(request: web.Request) -> web.Response:
+    """Whether it sleeps."""
+    return reply({"is_sleeping": request.app[CONTEXT].engine.asleep})
+
+
 async def update_weights(request: web.Request) -> web.Response:
     """Swap the weights in place; the answer acknowledges the version that is served from now on."""
     body = await parse(request, UpdateBody)
@@ -75,6 +92,7 @@ async def metrics(request: web.Request) -> web.Response:
         ("generated_tokens_total", "counter", "Tokens generated", stats.generated_tokens),
         ("prompt_tokens_total", "counter", "Prompt tokens computed", stats.prompt_tokens),
         ("prefix_cache_hits_total", "counter", "Requests that reused a cached prefix", scheduler.prefix_hits),
+        ("cache_bytes", "gauge", "Memory of the keys and values of sequences in flight", scheduler.cache.nbytes),
         ("weight_version", "gauge", "Policy version that is served", engine.version),
         ("weight_updates_total", "counter", "Weight updates applied", stats.weight_updates),
         ("busy_seconds_total", "counter", "Seconds spent in forwards and sampling", stats.busy_seconds),

@@ -47,7 +47,8 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
             batch = batches.receive(step, timeout=config.batch_timeout)
             received = time.perf_counter()
             recorder = TokenRecorder(batch.samples, config.recorded_tokens, parallel)
-            row = learner.step(step, batch.samples, recorder) | staleness_metrics(step, batch.samples)
+            with learner.on_device():
+                row = learner.step(step, batch.samples, recorder) | staleness_metrics(step, batch.samples)
             trained = time.perf_counter()
             learner.publish(run, step, whole=is_due(config, step))
             row |= {"time/wait": received - start, "time/publish": time.perf_counter() - trained}

@@ -1,0 +1,27 @@
+"""Trainer and inference on one device by turns: the same run, with the engine asleep while the trainer works."""
+
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+
+from tests.e2e.runs import Launch
+
+pytestmark = pytest.mark.e2e
+
+
+def test_a_run_by_turns_trains_what_the_other_trains(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """Strictly on-policy runs repeat, so that their weights are equal; and the engine has slept once a step."""
+    runs = {}
+    for name, switch in (
+        ("apart", ("--orchestrator.max_off_policy_steps", "0")),
+        ("turns", ("--share_device", "true")),
+    ):
+        launch = Launch(tmp_path / name, tiny_model_dir)
+        launch.finish("--max_steps", "3", *switch)
+        runs[name] = launch
+    apart, turns = (load_file(run.run.weights(3) / "model.safetensors") for run in runs.values())
+    assert apart.keys() == turns.keys()
+    assert all(apart[name].equal(turns[name]) for name in apart)
+    slept = {name: run.run.log("inference").read_text().count("asleep:") for name, run in runs.items()}
+    assert slept == {"apart": 0, "turns": 3}
