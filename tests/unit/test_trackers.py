@@ -237,11 +237,11 @@ def test_a_tracker_that_raises_is_told_of_and_stops_nothing(
     run = small_run(tmp_path / "run")
     with tracking([custom("Raises")], run):
         deadline = time.monotonic() + 200
-        while not track.notices(run).exists():
+        while not run.notices.exists():
             assert time.monotonic() < deadline
             time.sleep(0.02)
         write_step(run, 4)
-    notice = json.loads(track.notices(run).read_text())
+    notice = json.loads(run.notices.read_text())
     assert notice == {"tracker": "custom", "message": "RuntimeError: the tracker's server is on fire"}
     warning = capsys.readouterr().err
     assert "tracker custom ended with exit code 1; the run itself is not affected" in warning
@@ -282,14 +282,13 @@ def test_a_tracker_does_not_outlive_a_launcher_that_was_killed(tmp_path: Path) -
 
 
 @pytest.mark.usefixtures("examples_are_found")
-@pytest.mark.skipif(not hasattr(os, "SCHED_IDLE"), reason="this system has no class of idle processes")
-def test_a_tracker_takes_only_what_nobody_else_wants(tmp_path: Path) -> None:
-    """It has the policy of idle processes: on Linux 3/1024 of the processor beside one that computes."""
+def test_a_tracker_at_work_has_the_least_priority(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
     with tracking([custom("BurnsTheProcessor", close_timeout=0.1)], run):
         wait_for(run.trackers / "custom", "1 {")
         (process,) = children()
-        assert os.sched_getscheduler(process) == os.SCHED_IDLE
+        tasks = [int(path.name) for path in Path(f"/proc/{process}/task").iterdir()]
+        assert {os.getpriority(os.PRIO_PROCESS, task) for task in tasks} == {track.LEAST}
 
 
 def children() -> list[int]:

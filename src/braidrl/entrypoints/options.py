@@ -10,7 +10,8 @@ RUN_FLAGS = """\
   --resume    continue the run in output_dir from its newest complete checkpoint; `--resume PATH` from the
               checkpoint at PATH (checkpoints/step_N), or from the newest of another run, in an output_dir of its own
   --clean     remove what lies in output_dir first
-  --verbose   show debug messages in the logs"""
+  --quiet     show no progress, only where the run lies and how it ended
+  --verbose   show debug messages in the logs, and two lines a step where there is no terminal"""
 
 LATEST = "latest"
 """What `--resume` says for the newest checkpoint of the run itself, which is also what it means alone."""
@@ -28,6 +29,7 @@ class Options:
     """Checkpoint or run folder to continue from; None: the run's own newest checkpoint."""
     clean: bool = False
     verbose: bool = False
+    quiet: bool = False
     resume_step: int | None = None
     """Step whose checkpoint a single process continues from (the launcher passes it on)."""
     in_job: bool = False
@@ -39,7 +41,7 @@ def parse_options(args: list[str]) -> Options:
     options, rest = Options(), list(args)
     while rest:
         arg = rest.pop(0)
-        if arg in ("--dry-run", "--resume", "--clean", "--verbose", "--in-job"):
+        if arg in ("--dry-run", "--resume", "--clean", "--verbose", "--quiet", "--in-job"):
             setattr(options, arg[2:].replace("-", "_"), True)
             if arg == "--resume" and rest and not rest[0].startswith(("-", "@")):
                 options.resume_from = None if rest[0] == LATEST else Path(rest[0])
@@ -52,6 +54,8 @@ def parse_options(args: list[str]) -> Options:
         raise ConfigError(
             "--resume", "--resume continues the run that --clean would remove; give one of them"
         )
+    if options.quiet and options.verbose:
+        raise ConfigError("--quiet", "--quiet shows less and --verbose more; give one of them")
     return options
 
 

@@ -11,6 +11,8 @@ from braidrl.entrypoints.launchers.wiring import API_KEY, POLL_SECONDS, Placemen
 from braidrl.entrypoints.options import RUN_FLAGS, Options, parse_options
 from braidrl.entrypoints.resume import open_run_folder
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.entrypoints.tracking import check_trackers, tracking
+from braidrl.monitors.record import recorded
 from braidrl.transport.weights import forget_weights_before
 from braidrl.utils.functions import check_functions
 from braidrl.utils.renderer import renderer_options
@@ -41,6 +43,7 @@ def resolve(config: RLConfig) -> RLConfig:
 
     config = config.model_copy(deep=True)
     check_functions(config)
+    check_trackers(config.tracker)
     resolve_environments(config.orchestrator, "orchestrator.")
     renderer_options(config.orchestrator.renderer, "orchestrator.renderer")
     inference, client = config.inference, config.orchestrator.client
@@ -78,7 +81,8 @@ def launch(config: RLConfig, options: Options) -> int:
     resumes = config.ray.max_resumes if config.launcher == "ray" else 0
     while True:
         try:
-            play(config, run, resume_step, options.verbose)
+            with recorded(run, resume_step), tracking(config.tracker, run):
+                play(config, run, resume_step, options)
             break
         except PlacementError as error:
             print(f"braid rl: error: {error}", file=sys.stderr)
@@ -97,7 +101,7 @@ def launch(config: RLConfig, options: Options) -> int:
     return 0
 
 
-def play(config: RLConfig, run: RunFolder, done: int, verbose: bool) -> None:
+def play(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
     """Place and start all processes, and watch them until trainer and orchestrator have ended.
 
     Raises `PlacementError` where there is no room, and `ProcessFailed` when a process dies.
@@ -105,24 +109,24 @@ def play(config: RLConfig, run: RunFolder, done: int, verbose: bool) -> None:
     slots = plan(config, machines_of(config))
     launcher = open_launcher(config, slots)
     try:
-        wiring = Wiring(config, run, launcher, slots, done, verbose)
+        wiring = Wiring(config, run, launcher, slots, done, options.verbose)
         with Supervisor(launcher, wiring.renew) as supervisor:
             for process in wiring.processes():
                 supervisor.start(process)
-            watch(supervisor, config, run, done)
+            watch(supervisor, config, run, done, options)
             if supervisor.restarts:
                 print(f"inference servers were started anew {supervisor.restarts} time(s)")
     finally:
         launcher.stop()
 
 
-def watch(supervisor: Supervisor, config: RLConfig, run: RunFolder, done: int) -> None:
+def watch(supervisor: Supervisor, config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
     """Show progress until trainer and orchestrator have ended; raise `ProcessFailed` when a process dies."""
-    from braidrl.report.progress import Progress
+    from braidrl.report.console import open_view
 
-    with Progress(run, config.max_steps, after=done) as progress:
+    with open_view(run, config.max_steps, done, options.quiet, options.verbose) as view:
         while not supervisor.finished():
             supervisor.check()
-            progress.update()
+            view.update()
             time.sleep(POLL_SECONDS)
-        progress.update()
+        view.update()

@@ -1,7 +1,7 @@
 """`braid track RUN --tracker.type TYPE`: send what a run has reported, and goes on reporting, to an experiment tracker.
 
-`braid rl` starts one for each `[[tracker]]` of its config. It is a process of its own, with the processor's leftovers,
-and only reads the run folder: whatever a tracker does, training goes on.
+`braid rl` starts one for each `[[tracker]]` of its config. It is a process of its own, of least priority, and
+only reads the run folder: whatever a tracker does, training goes on.
 """
 
 import os
@@ -22,6 +22,10 @@ from braidrl.utils.run_folder import RunFolder
 
 LAUNCHED = "--launched"
 """Flag of the launcher: standard input says how the run ended, and that label is the tracker's."""
+LEAST = 19
+"""Priority of a tracker at work: beside a process that computes it gets 1.4% of a core."""
+OPENING_SECONDS = 30.0
+"""For so long at most a tracker opens at the priority of everybody, for it imports a library first."""
 TOO_LATE = 75
 """Exit code of a tracker that had to be cut off at the end."""
 
@@ -43,17 +47,15 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def notices(run: RunFolder) -> Path:
-    """JSONL: trackers of the last launch that failed, `{"tracker": label, "message": text}`."""
-    return run.trackers / "notices.jsonl"
-
-
-def step_back() -> None:
-    """Take only the processor time that nobody else wants, where the system knows such a thing."""
-    with suppress(OSError, AttributeError):
-        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+def step_back(process: int) -> None:
+    """Let a process, its threads and its children have little more than the processor time that nobody else wants."""
+    for task in Path(f"/proc/{process}/task").glob("*"):
+        with suppress(OSError):  # it has ended meanwhile
+            os.setpriority(os.PRIO_PROCESS, int(task.name), LEAST)
+            for child in (task / "children").read_text().split():
+                step_back(int(child))
     with suppress(OSError):  # sessions share the processor before the processes in them do
-        Path("/proc/self/autogroup").write_text("19")
+        Path(f"/proc/{process}/autogroup").write_text(f"{LEAST}")
 
 
 class RunEnd:
@@ -94,14 +96,16 @@ class Told:
 
 
 def _beside_a_run(run: RunFolder, config: TrackConfig, label: str) -> int:
-    step_back()
+    timer = threading.Timer(OPENING_SECONDS, step_back, [os.getpid()])
+    timer.daemon = True
+    timer.start()
     told = Told(config.tracker.close_timeout)
     try:
         _track(run, config, label, told)
     except Exception as error:  # whatever the tracker's library raises
         traceback.print_exc()
         line = f"{type(error).__name__}: {error}".splitlines()[0]
-        with notices(run).open("ab") as file:
+        with run.notices.open("ab") as file:
             file.write(msgspec.json.encode({"tracker": label, "message": line}) + b"\n")
         return 1
     return 0
@@ -112,4 +116,7 @@ def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told
     from braidrl.monitors.trackers.tell import tell, tracked
 
     told = tracked(run, label, continues=isinstance(ended, Told))
-    tell(run, config.tracker, open_tracker(config.tracker, told), told.after, ended)
+    tracker = open_tracker(config.tracker, told)
+    if isinstance(ended, Told):
+        step_back(os.getpid())
+    tell(run, config.tracker, tracker, told.after, ended)

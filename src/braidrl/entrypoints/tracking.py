@@ -14,7 +14,7 @@ from pathlib import Path
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.load import to_toml
 from braidrl.configs.trackers import TrackConfig, TrackerConfig, labels
-from braidrl.entrypoints.track import LAUNCHED, TOO_LATE, notices
+from braidrl.entrypoints.track import LAUNCHED, TOO_LATE
 from braidrl.utils.run_folder import RunFolder
 
 GRACE_SECONDS = 1.0
@@ -48,7 +48,7 @@ def tracking(trackers: Sequence[TrackerConfig], run: RunFolder) -> Iterator[None
         yield
         return
     run.trackers.mkdir(parents=True, exist_ok=True)
-    notices(run).unlink(missing_ok=True)
+    run.notices.unlink(missing_ok=True)
     started: list[Beside] = []
     status = "failed"
     try:

@@ -29,7 +29,7 @@ class EpisodeProgress(LiveBar):
             self.failed += 1
         else:
             self.sum += reward
-        if self.console.is_terminal:
+        if self.draws:
             self.bar.update(self.task, completed=self.done, line=self.line)
         elif LINES * self.done // self.total > before:
             self.console.print(f"episodes {self.done}/{self.total}  {self.line}", highlight=False)

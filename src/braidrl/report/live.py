@@ -1,4 +1,4 @@
-"""A bar on a terminal that what counts something shows; nothing elsewhere."""
+"""A bar that what counts something shows on a terminal that can move its cursor; nothing elsewhere."""
 
 from typing import Self
 
@@ -18,6 +18,7 @@ class LiveBar:
 
     def __init__(self, console: Console, unit: str, total: int, line: str = "") -> None:
         self.console = console
+        self.draws = console.is_terminal and not console.is_dumb_terminal
         self.bar = Progress(
             TextColumn(unit),
             MofNCompleteColumn(),
@@ -31,10 +32,10 @@ class LiveBar:
         self.task = self.bar.add_task(unit, total=total, line=line)
 
     def __enter__(self) -> Self:
-        if self.console.is_terminal:
+        if self.draws:
             self.bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self.console.is_terminal:
+        if self.draws:
             self.bar.stop()

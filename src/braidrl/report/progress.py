@@ -1,13 +1,14 @@
-"""Live progress of a run: a bar on a terminal, one line a step elsewhere. Reads the run folder only."""
+"""Progress of a run in lines, one a step: where there is no terminal, and beside the bar of a short command."""
 
 import time
-from typing import Any
+from collections.abc import Iterator
 
 from rich.console import Console
 
-from braidrl.monitors.follow import Follower
+from braidrl.monitors.naming import source_of
 from braidrl.report.evaluation import evaluation_lines
 from braidrl.report.live import LiveBar
+from braidrl.report.reading import Reading
 from braidrl.utils.run_folder import RunFolder
 
 SHOWN = (
@@ -18,10 +19,23 @@ SHOWN = (
     ("trainer", "tokens_per_second", "{:.0f} tok/s"),
 )
 """Metrics of a progress line: process, name, format."""
+DETAILS = (
+    ("trainer", "entropy", "entropy {:.3f}"),
+    ("trainer", "grad_norm", "grad norm {:.3f}"),
+    ("orchestrator", "zero_signal", "{:.0%} without signal"),
+    ("orchestrator", "tokens_per_second", "sampler {:.0f} tok/s"),
+    ("orchestrator", "queue/in_flight", "in flight {:.0f}"),
+    ("orchestrator", "queue/buffered", "buffered {:.0f}"),
+    ("trainer", "time/wait", "trainer waited {:.1f} s"),
+    ("orchestrator", "seconds/policy_wait", "orchestrator waited {:.1f} s"),
+)
+"""What a second line has with `--verbose`, after the reward of each source."""
+QUIET_SECONDS = 30.0
+"""Without progress for so long, a line says who waits for what."""
 
 
 class Progress(LiveBar):
-    """Follows `metrics/*.jsonl` of a run. Use as a context; call `update` now and then."""
+    """Follows a run. Use as a context; call `update` now and then."""
 
     def __init__(
         self,
@@ -31,45 +45,56 @@ class Progress(LiveBar):
         console: Console | None = None,
         every: int = 1,
         after: int = 0,
+        verbose: bool = False,
     ) -> None:
         """`processes` must all have reported a step before it is shown. Without a terminal, `every` n-th is.
         A resumed run shows only what comes `after` its checkpoint."""
         super().__init__(console or Console(), "step", max_steps, line="starting")
+        self.reading = Reading(run, max_steps, processes, after)
         self.max_steps = max_steps
         self.every = every
-        self.followers = {name: Follower(run.metrics(name)) for name in processes}
-        self.evaluations = Follower(run.metrics("eval"))
-        self.evaluations.read()  # an earlier process showed what it evaluated
-        self.rows: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in self.followers}
-        self.shown = after
+        self.verbose = verbose
         self.first: tuple[int, float] | None = None
         """The first step that was shown, and when: time left is reckoned from there, start-up apart."""
+        self.spoke = time.monotonic()
 
     def update(self) -> None:
-        """Show the evaluations, and the steps that both processes have reported, since the last call."""
-        for row in self.evaluations.read():
-            lines = [f"evaluation of v{row['step']}", *(f"  {line}" for line in evaluation_lines(row))]
-            self.console.print("\n".join(lines), highlight=False, markup=False, soft_wrap=True)
-        for name, follower in self.followers.items():
-            for row in follower.read():
-                self.rows[name][row["step"]] = row
-        done = set.intersection(*(set(rows) for rows in self.rows.values()))
-        for step in sorted(step for step in done if step > self.shown):
-            self.shown = step
+        """Show the evaluations, and the steps that all processes have reported, since the last call."""
+        evaluations, notices, steps = self.reading.read()
+        for row in evaluations:
+            self._print(
+                "\n".join([f"evaluation of v{row['step']}", *(f"  {line}" for line in evaluation_lines(row))])
+            )
+        for notice in notices:
+            self._print(notice)
+        for step in steps:
             self._show(step)
+        live = self.reading.live
+        quiet = time.monotonic() - self.spoke >= QUIET_SECONDS
+        if quiet and live is not None and live.fresh and live.idle >= QUIET_SECONDS:
+            self._print(f"no progress for {live.idle:.0f} s; {live.waits}")
 
     def _show(self, step: int) -> None:
-        rows = {name: rows[step] for name, rows in self.rows.items()}
-        values = [(rows.get(name, {}).get(key), text) for name, key, text in SHOWN]
-        line = "  ".join(text.format(value) for value, text in values if value is not None)
-        if self.console.is_terminal:
+        line = "  ".join(self._values(step, SHOWN))
+        if self.draws:
             self.bar.update(self.task, completed=step, line=line)
             return
         if step % self.every and step != self.max_steps:
             return
-        self.console.print(
-            f"step {step}/{self.max_steps}  {line}{self._left(step)}", highlight=False, soft_wrap=True
-        )
+        self._print(f"step {step}/{self.max_steps}  {line}{self._left(step)}")
+        if self.verbose:
+            self._print(f"  {'  '.join([*self._rewards(step), *self._values(step, DETAILS)])}")
+
+    def _values(self, step: int, shown: tuple[tuple[str, str, str], ...]) -> Iterator[str]:
+        for process, name, text in shown:
+            value = self.reading.rows.get(process, {}).get(step, {}).get(name)
+            if value is not None:
+                yield text.format(value)
+
+    def _rewards(self, step: int) -> Iterator[str]:
+        for name, value in self.reading.rows.get("orchestrator", {}).get(step, {}).items():
+            if (source := source_of("orchestrator", name)) is not None and value is not None:
+                yield f"{source} {value:.3f}"
 
     def _left(self, step: int) -> str:
         if self.first is None:
@@ -77,3 +102,7 @@ class Progress(LiveBar):
             return ""
         first, when = self.first
         return f"  {(time.monotonic() - when) / (step - first) * (self.max_steps - step):.0f} s left"
+
+    def _print(self, text: str) -> None:
+        self.spoke = time.monotonic()
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)

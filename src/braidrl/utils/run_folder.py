@@ -39,6 +39,11 @@ class RunFolder:
         return self.root / "trackers"
 
     @property
+    def notices(self) -> Path:
+        """JSONL: trackers of the last launch that failed, `{"tracker": label, "message": text}`."""
+        return self.trackers / "notices.jsonl"
+
+    @property
     def logs(self) -> Path:
         return self.root / "logs"
 

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 
+from braidrl.monitors.naming import source_of
+
 GLANCE = "at_a_glance"
 """Section of the overview: trackers sort sections by name."""
 
@@ -41,11 +43,3 @@ def _overview(process: str, values: Mapping[str, float]) -> Iterator[tuple[str, 
     for name, value in values.items():
         if (source := source_of(process, name)) is not None:
             yield f"{GLANCE}/{'eval' if process == 'eval' else 'reward'}/{source}", value
-
-
-def source_of(process: str, name: str) -> str | None:
-    """The source whose mean reward a metric is; None: it is something else."""
-    prefix, suffix = ("eval/", "/reward/mean") if process == "eval" else ("reward/", "/mean")
-    if process == "trainer" or not (name.startswith(prefix) and name.endswith(suffix)):
-        return None
-    return name[len(prefix) : -len(suffix)] or None
