@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 HERE = Path(__file__).parent
-LIBRARIES = ("uPlot.iife.min.js", "tabulator.min.js")
+LIBRARIES = ("vendor/uPlot.iife.min.js", "vendor/tabulator.min.js")
 STYLES = ("vendor/uPlot.min.css", "vendor/tabulator_simple.min.css", "static/style.css", "static/tokens.css")
 MODULE_PREFIX = "braid/"
 """`import ... from "braid/NAME.js"` is `static/NAME.js`."""
@@ -28,7 +28,7 @@ def page(title: str, data: Mapping[str, Any], blobs: Mapping[str, bytes], live: 
     parts = {
         "title": html.escape(title),
         "connect": "'self'" if live else "'none'",
-        "styles": "\n".join(_text(name) for name in STYLES),
+        "styles": "\n".join(map(_library, STYLES)),
         "libraries": "\n".join(f"<script>{_library(name)}</script>" for name in LIBRARIES),
         "imports": msgspec.json.encode({"imports": modules()}).decode(),
         "data": in_script(data),
@@ -65,10 +65,8 @@ def modules() -> dict[str, str]:
 
 
 def _library(name: str) -> str:
-    """A vendored file without the last line that names its source map, which is not here."""
-    return "\n".join(
-        line for line in _text(f"vendor/{name}").splitlines() if not line.startswith("//# sourceMappingURL")
-    )
+    """A file without the line that names its source map, which is not here."""
+    return "\n".join(line for line in _text(name).splitlines() if "# sourceMappingURL=" not in line)
 
 
 @cache

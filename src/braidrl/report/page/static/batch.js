@@ -19,14 +19,19 @@ export async function render(root, name) {
       "The trainer of this run wrote down no tokens (trainer.recorded_tokens = 0, an older Braid, or no step yet): there is no micro batch to show."));
     return;
   }
-  const shown = await open(dealt(chosen.rows).slice(0, AT_ONCE));
+  const rows = dealt(chosen.rows).filter((row) => opens(samples.episode[row]));
+  let shown = await open(rows.slice(0, AT_ONCE));
+  const more = async () => {
+    shown = await open(rows);
+    draw();
+  };
   const draw = () => {
     hide();
     const paint = painter(shown.flatMap((each) => each.tokens), draw, "component");
     keys.streams = paint.keys;
     const list = h("div", { class: "samples" }, shown.map((each) => sampleElement(each, paint.scale)));
     listen(list, (token) => note({ token: `${token.rollout}.${token.position}` }));
-    root.replaceChildren(chooser(all, chosen), totals(chosen, shown), paint.element, list);
+    root.replaceChildren(chooser(all, chosen), totals(chosen), remainder(chosen, shown.length, rows.length, more), paint.element, list);
   };
   draw();
 }
@@ -45,7 +50,6 @@ function dealt(rows) {
 async function open(rows) {
   const found = [];
   for (const row of rows) {
-    if (!opens(samples.episode[row])) continue;
     const rollout = await load(samples.episode[row]);
     const trace = rollout.traces.find((each) => each.id.startsWith(samples.trace[row]));
     found.push({ row, rollout, trace, tokens: tokensOf(rollout, trace, samples.branch[row]) });
@@ -67,13 +71,19 @@ function title({ name }) {
   return `step ${step}, mini batch ${mini}, micro batch ${micro}`;
 }
 
-function totals(chosen, shown) {
+// What of it is not drawn, and how to see it.
+function remainder(chosen, drawn, here, more) {
+  const absent = chosen.rows.length - here;
+  const text = absent ? `${count(absent, "sample")} of it ${absent === 1 ? "is" : "are"} not in this page: braid watch shows them.` : "";
+  const button = here > drawn ? h("button", { type: "button", onclick: more }, `draw all ${here} samples, not ${drawn}`) : null;
+  return h("p", {}, button, h("small", {}, text));
+}
+
+function totals(chosen) {
   const sum = (name) => chosen.rows.reduce((total, row) => total + samples[name][row], 0);
   const parts = ["rl", "ce", "ref_kl"].map((name) => h("span", { class: "key", "data-component": name }, h("i", { class: `t c-${name}` }, "ab"), ` ${name} `, h("b", {}, sum(name).toLocaleString("en"))));
-  const left = chosen.rows.length - shown.length;
   return h("div", { class: "heading" }, h("h1", {}, title(chosen)),
-    h("p", { class: "totals" }, h("span", {}, count(chosen.rows.length, "recorded sample")), h("span", {}, count(sum("tokens"), "token")), ...parts),
-    left ? h("p", { class: "note small" }, `${count(shown.length, "sample")} of ${chosen.rows.length} are drawn; braid watch and braid report --max-mib N hold more.`) : null);
+    h("p", { class: "totals" }, h("span", {}, count(chosen.rows.length, "recorded sample")), h("span", {}, count(sum("tokens"), "token")), ...parts));
 }
 
 function sampleElement({ row, rollout, tokens }, scale) {

@@ -8,7 +8,7 @@ const HEIGHT = 190;
 const open = new Set();
 let width = 420;
 
-// series: [{ label, x: [step], y: [value] }]; returns an element. options: { log, points }
+// series: [{ label, x: [step], y: [value], colour: name or null }]; returns an element. options: { log, points }
 export function chart(title, hint, series, options = {}) {
   const box = h("figure", { class: "chart", "data-title": title });
   box.append(h("figcaption", {}, h("b", {}, title), h("span", { class: "hint" }, hint ?? "")));
@@ -34,9 +34,14 @@ function draw(drawn) {
   drawn.plot?.destroy();
   const { series, options } = drawn;
   const axis = { stroke: colour("muted"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };
+  const taken = new Set();
+  const given = new Set(series.map((each) => each.colour));
+  const names = Array.from({ length: SERIES }, (_, number) => `s${number}`).filter((name) => !given.has(name));
+  let next = 0;
+  const free = () => names[next++ % names.length] ?? "muted";
   const spans = series.map((each, number) => ({
     label: each.label,
-    stroke: colour(`s${number % SERIES}`),
+    stroke: colour(each.colour && !taken.has(each.colour) ? (taken.add(each.colour), each.colour) : free()),
     width: 1.75,
     dash: number >= SERIES ? [6, 4] : undefined,
     spanGaps: true,

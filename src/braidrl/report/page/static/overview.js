@@ -65,7 +65,7 @@ function tiles() {
     h(href ? "a" : "div", { class: "tile", href }, h("span", {}, label), h("b", {}, value), h("small", {}, extra));
   const change = (file, name) => {
     const [now, first, number] = last(file, name);
-    return number > 1 ? `${signed(now - first)} since the first` : "";
+    return number > 1 ? `${signed(now - first)} so far` : "";
   };
   const steps = metrics.trainer.step?.length ?? 0;
   const done = steps ? metrics.trainer.step[steps - 1] : 0;
@@ -94,7 +94,16 @@ function notes() {
 const series = (all) =>
   all
     .filter(([, file, name]) => metrics[file][name]?.some((value) => value !== null))
-    .map(([label, file, name]) => ({ label, x: metrics[file].step, y: metrics[file][name] }));
+    .map(([label, file, name]) => ({ label, colour: colourOf(label), x: metrics[file].step, y: metrics[file][name] }));
+
+// A source and a component have one colour everywhere; null: the next one that is free.
+function colourOf(label) {
+  if (label === "reward/mean") return "text";
+  const component = { rl: "s0", ce: "s1", ref_kl: "s3" }[label.split("/").pop()];
+  if (component) return component;
+  const place = Object.keys(data.facts.algorithms).sort().indexOf(label.split("/")[0]);
+  return place < 0 ? null : `s${place % 8}`;
+}
 
 function sections() {
   return SECTIONS().flatMap(([title, charts]) => {

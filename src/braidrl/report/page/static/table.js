@@ -18,8 +18,8 @@ export function render(root) {
   const refresh = () => {
     rows = select(filter);
     const absent = state.leftOut.episodes;
-    const whole = absent ? `${count(absent.of, "rollout")} (every ${Math.round(absent.of / absent.shown)}th is in this page)` : "";
-    summary.textContent = `${rows.length.toLocaleString("en")} of ${whole || count(episodes.id.length, "rollout")}` + tokensNote();
+    const spread = absent ? `, which are ${absent.shown.toLocaleString("en")} of ${absent.of.toLocaleString("en")}, evenly spread` : "";
+    summary.textContent = `${rows.length.toLocaleString("en")} of ${count(episodes.id.length, "rollout")}${spread}${tokensNote()}`;
     table?.setPage(Number(params().get("page") ?? 1)).catch(() => {});
   };
   const fill = () => bar.replaceChildren(...controls(filter, () => (write(filter), refresh())));
@@ -154,12 +154,12 @@ const COLUMNS = [
   { title: "env", field: "env", minWidth: 90 },
   { title: "algorithm", field: "algorithm", minWidth: 100 },
   { title: "reward", field: "reward", width: 92, formatter: reward, ...right },
-  { title: "advantage", field: "advantage", width: 104, formatter: advantage, ...right },
+  { title: "advantage", field: "advantage", width: 114, formatter: advantage, ...right },
   { title: "version", field: "newest", width: 88, formatter: versions, ...right },
   { title: "tokens", field: "tokens", width: 82, formatter: number, ...right },
   { title: "turns", field: "turns", width: 74, ...right },
   { title: "branches", field: "branches", width: 96, ...right },
   { title: "fate", field: "outcome", width: 104, formatter: outcomeCell },
-  { title: "task", field: "key", minWidth: 130 },
+  { title: "task", field: "key", minWidth: 165 },
   { title: "last answer", field: "preview", minWidth: 160, widthGrow: 2, headerSort: false, cssClass: "answer" },
 ];

@@ -43,7 +43,8 @@ function change(token) {
   const { logprobs, sampling_logprobs } = token.entry;
   const percent = (x) => `${Number((100 * Math.exp(x)).toPrecision(3))}%`;
   const { type, eps } = data.facts.loss;
-  const bound = type === "ipo" && eps !== undefined ? `, ipo trusts a change of ${eps}` : `, loss ${type}`;
+  const own = type === "ipo" && eps !== undefined ? `, ipo trusts a change of ${eps}` : `, loss ${type}`;
+  const bound = members(token).includes("rl") ? own : ", ref_kl trusts no fall of more than 0.2";
   return ` (its probability went from ${percent(sampling_logprobs)} to ${percent(logprobs)}${bound})`;
 }
 
