@@ -4,32 +4,7 @@ import importlib
 import sys
 
 from braidrl import __version__
-
-COMMANDS = {
-    "quickstart": "Make a tiny model and watch it learn: warm-up, reinforcement learning, before and after",
-    "rl": "Reinforcement learning: inference, orchestrator and trainer, launched and supervised",
-    "sft": "Supervised fine-tuning on demonstrations",
-    "eval": "Evaluate a model, a checkpoint or an endpoint: reward, pass@k",
-    "report": "Write one HTML page of a run: curves, rollouts, every token with its numbers",
-    "watch": "Serve the same page of a run that goes on, on this machine",
-    "export": "Write any policy of a run as an ordinary Hugging Face folder",
-    "runs": "List runs: how they ended or how far they are, and their last metrics",
-    "compare": "Runs side by side: what their configs differ in, and their metrics",
-    "track": "Send the metrics of a run to Weights & Biases, TensorBoard or MLflow",
-    "inference": "Serve a model (one of the three processes of `braid rl`)",
-    "orchestrator": "Run environments and ship batches (one of the three processes)",
-    "trainer": "Take optimizer steps (one of the three processes)",
-    "algorithms": "List every algorithm: what it is, its parameters, where it comes from",
-    "losses": "List every rl loss: what it is, its parameters, where it comes from",
-    "samplers": "List every task sampler of curricula: what it is, its parameters, where it comes from",
-    "gates": "List every admission gate of curricula: what it is, its parameters, where it comes from",
-    "verify": "Before a long run: gradients do not depend on cuts, sampler and trainer agree",
-    "score": "Run an algorithm over recorded episodes, without models; compare two",
-    "new-algorithm": "Write a package with an algorithm of your own, to start from",
-    "schema": "Print the JSON schema of a config, for editors",
-    "completion": "Print the completion script of a shell: bash, zsh or fish",
-    "tiny-model": "Write a tiny, randomly initialised model folder",
-}
+from braidrl.entrypoints.commands import COMMANDS
 
 USAGE = """\
 usage: braid COMMAND [@ FILE ...] [--dotted.key VALUE ...]

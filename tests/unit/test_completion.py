@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from braidrl.cli import COMMANDS
 from braidrl.configs.plugins import LOSSES
 from braidrl.entrypoints import completion
+from braidrl.entrypoints.commands import COMMANDS
 
 READY = "ready-for-keys"
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from braidrl.configs.reference import Key, keys_of
+from braidrl.entrypoints.commands import COMMANDS
 
 VALUES = re.compile(r"\{([\w,.+-]+)\}")
 """How `--help` shows the values that a key can have."""
@@ -52,7 +53,6 @@ def main(args: list[str]) -> int:
 
 def words_of_all() -> dict[str, Words]:
     """What may follow each command."""
-    from braidrl.cli import COMMANDS
     from braidrl.configs.plugins import ALGORITHMS, GATES, LOSSES, SAMPLERS
     from braidrl.configs.rl import SHARED_COPIES
     from braidrl.entrypoints.schema import CONFIGS, config_class
@@ -109,8 +109,6 @@ def bash(words: dict[str, Words]) -> Iterator[str]:
 
 
 def zsh(words: dict[str, Words]) -> Iterator[str]:
-    from braidrl.cli import COMMANDS
-
     yield "#compdef braid"
     yield "_braid() {"
     yield "    local -a found"
@@ -136,8 +134,6 @@ def zsh(words: dict[str, Words]) -> Iterator[str]:
 
 
 def fish(words: dict[str, Words]) -> Iterator[str]:
-    from braidrl.cli import COMMANDS
-
     yield "# braid completion fish"
     yield "complete -c braid -e"
     for command, text in COMMANDS.items():
