@@ -2,6 +2,7 @@
 checkpoint that any number of processes goes on from (field cases 2, 46)."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,7 @@ def four(model: Path, root: Path, checkpoint: Path) -> None:
         assert parallel.mesh.shape == (2, 2)
         for name, options in HYBRID.items():
             learn(load_learner(model, root / name, options, parallel))
+        learn(load_learner(model, root / "replicated", {}, replace(parallel, shard_size=1)))
         go_on(model, root / "resumed", checkpoint, parallel, HYBRID["once"])
 
 
@@ -155,7 +157,7 @@ def test_two_processes_take_the_five_steps_of_one(alone: Path, pair: Path, varia
     assert_same_run(pair / variant, alone)
 
 
-@pytest.mark.parametrize("variant", ["once", "each", "resumed"])
+@pytest.mark.parametrize("variant", ["once", "each", "replicated", "resumed"])
 def test_two_copies_on_four_processes_take_the_steps_of_one(alone: Path, quartet: Path, variant: str) -> None:
     assert_same_run(quartet / variant, alone)
 
@@ -181,6 +183,16 @@ def test_each_row_is_written_once(pair: Path, quartet: Path) -> None:
     for root in (pair / "plain", quartet / "once"):
         files = sorted(path.name for path in RunFolder(root).trainer_checkpoint(SAVED).glob("model*"))
         assert files == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+    assert (RunFolder(quartet / "replicated").trainer_checkpoint(SAVED) / "model.safetensors").is_file()
+
+
+def test_a_checkpoint_of_two_is_a_reference(pair: Path, tiny_model_dir: Path, tmp_path: Path) -> None:
+    checkpoint = RunFolder(pair / "plain").checkpoint(SAVED)
+    learner = load_learner(tiny_model_dir, tmp_path, {"reference_kl": {"path": str(checkpoint)}}, ALONE)
+    assert learner.reference is not None
+    expected = tensors(pair / "plain", SAVED)
+    for name, parameter in learner.reference.model.named_parameters():
+        assert torch.equal(parameter, expected[f"model:{name}"])
 
 
 def test_an_offloaded_optimizer_takes_the_same_steps_bit_by_bit(

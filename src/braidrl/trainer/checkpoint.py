@@ -21,6 +21,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file, save_file
 from torch import nn
+from transformers import PreTrainedModel
 
 from braidrl.trainer.optim import place_state
 from braidrl.trainer.parallel import Parallel, Rows, rows_of
@@ -51,7 +52,7 @@ def save_checkpoint(
             save_parts(staging, REFERENCE, _weights(reference, model), parallel)
         if parallel.leads:
             save_file(rng, staging / RNG)
-            if hasattr(model, "peft_config"):
+            if isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
                 from braidrl.trainer.lora import save_settings  # only here: peft is an extra
 
                 save_settings(model, staging)
@@ -75,7 +76,7 @@ def load_checkpoint(
             f"no trainer checkpoint at {folder}; resume from a step that has one, or start anew"
         )
     trained = trained_parameters(model)
-    if hasattr(model, "peft_config"):
+    if isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
         from braidrl.trainer.lora import check_settings
 
         check_settings(model, folder)
