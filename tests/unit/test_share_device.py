@@ -45,6 +45,7 @@ def test_one_switch_makes_a_run_strictly_on_policy_and_tells_all_three() -> None
         ({"orchestrator": {"max_off_policy_steps": 2}}, "max_off_policy_steps is 2, but with share_device"),
         ({"orchestrator": {"oversampling_factor": 1.5}}, "oversampling_factor is 1.5"),
         ({"trainer": {"parallel": {"processes": 2}}}, "parallel.processes is 2, but share_device"),
+        ({"trainer": {"weights": {"transfer": "nccl"}}}, 'weights.transfer is "nccl", which sends'),
         ({"trainer": {"share_device": False}}, "set it at the root alone"),
     ],
 )
