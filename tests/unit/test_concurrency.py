@@ -165,6 +165,13 @@ async def test_a_server_tells_how_many_calls_wait_in_it(tiny_model_dir: Path) ->
         await post(session, "/resume")
         await asyncio.gather(*calls)
         assert await engine_queue(pool) == 0
+        pool.admission.bound = 1
+        await pool.admission.acquire(None, DEADLINE)
+        waiting = asyncio.create_task(pool.admission.acquire(None, DEADLINE))
+        await asyncio.sleep(0)
+        assert await engine_queue(pool) == 1  # in the gateway, for room
+        pool.admission.release(pool.all[0])
+        await waiting
         pool.set_state(pool.all[0], "down", "it restarts")
         assert await engine_queue(pool) is None
         await pool.close()

@@ -161,13 +161,13 @@ class TrainerConfig(BaseConfig):
     def _one_process_moves(self) -> Self:
         if self.share_device and self.parallel.processes > 1:
             raise ValueError(
-                f"parallel.processes is {self.parallel.processes}, but share_device is for one device, which one process "
-                "trains on; set it to 1, or give inference devices of its own and remove share_device"
+                f"parallel.processes is {self.parallel.processes}, but share_device is for one device, which one "
+                "process trains on; set it to 1, or give inference devices of its own and remove share_device"
             )
         if self.share_device and self.weights.transfer == "nccl":
             raise ValueError(
-                'weights.transfer is "nccl", which sends from device to device while both work, and with share_device only '
-                'one has it; set it to "filesystem", or remove share_device'
+                'weights.transfer is "nccl", which sends from device to device while both work, and with share_device '
+                'only one has it; set it to "filesystem", or remove share_device'
             )
         return self
 
