@@ -8,8 +8,9 @@ remembers which policy version sampled each token of a session, and the head tha
 
 import hmac
 import time
-from asyncio import Task, create_task, gather
+from asyncio import CancelledError, Task, create_task
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -105,7 +106,8 @@ class Gateway:
     async def __aexit__(self, *_: object) -> None:
         for watch in self._watches:
             watch.cancel()
-        await gather(*self._watches, return_exceptions=True)
+            with suppress(CancelledError):
+                await watch
         await self._runner.cleanup()
 
     # -- sessions

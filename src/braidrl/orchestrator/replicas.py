@@ -249,6 +249,7 @@ class Replicas:
             if others and (fault := await self.fault(replica, PROBE_TIMEOUT)) is not None:
                 logger.warning("inference server %s did not %s: %s", replica.url, what, fault)
                 self.set_state(replica, "down", fault)
+                replica.abandon()
                 return None
             if not await backoff.sleep():
                 raise ReplicaError(
