@@ -69,7 +69,9 @@ def series(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, An
 
 def measure(options: argparse.Namespace, engine: TorchEngine, folder: Path) -> Iterator[tuple[str, ...]]:
     """A row a version."""
-    samples = make_batch(type(engine.model.module).from_pretrained(options.folder), 2, 4, 64).samples
+    samples = make_batch(
+        type(engine.model.module).from_pretrained(options.folder, dtype=torch.float32), 2, 4, 64
+    ).samples
     expected: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
     whole = 0
     for name, like, settings in series(options):
