@@ -337,3 +337,14 @@ def test_a_library_that_is_missing_is_found_before_the_run(monkeypatch: pytest.M
     monkeypatch.setattr("braidrl.entrypoints.tracking.find_spec", {"wandb": None}.get)
     with pytest.raises(ConfigError, match=r"tracker\[0\].type: tensorboard is not installed: pip install"):
         check_trackers(trackers)
+
+
+def test_the_tracker_of_the_document_works(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (Path(__file__).parents[2] / "docs" / "trackers.md").read_text()
+    scope: dict[str, Any] = {}
+    exec(text.partition("```python\n")[2].partition("```")[0], scope)
+    run = small_run(tmp_path / "run")
+    config = CustomTrackerConfig(import_path="my_trackers:Prints", options={"prefix": "mine "})
+    tell(run, config, scope["Prints"](config, tracked(run, "custom", False)), 2, lambda seconds: "done")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 3 and all(line.startswith("mine  3 {") for line in lines)

@@ -24,6 +24,8 @@ LAUNCHED = "--launched"
 """Flag of the launcher: standard input says how the run ended, and that label is the tracker's."""
 LEAST = 19
 """Priority of a tracker at work: beside a process that computes it gets 1.4% of a core."""
+USUAL = 0
+"""And once the run has ended, where the system lets it have that again."""
 OPENING_SECONDS = 30.0
 """For so long at most a tracker opens at the priority of everybody, for it imports a library first."""
 TOO_LATE = 75
@@ -47,15 +49,15 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def step_back(process: int) -> None:
-    """Let a process, its threads and its children have little more than the processor time that nobody else wants."""
+def set_priority(process: int, nice: int) -> None:
+    """Set the priority of a process, its threads and its children, as far as the system allows."""
     for task in Path(f"/proc/{process}/task").glob("*"):
-        with suppress(OSError):  # it has ended meanwhile
-            os.setpriority(os.PRIO_PROCESS, int(task.name), LEAST)
+        with suppress(OSError):  # it has ended meanwhile, or may not be raised
+            os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
             for child in (task / "children").read_text().split():
-                step_back(int(child))
+                set_priority(int(child), nice)
     with suppress(OSError):  # sessions share the processor before the processes in them do
-        Path(f"/proc/{process}/autogroup").write_text(f"{LEAST}")
+        Path(f"/proc/{process}/autogroup").write_text(f"{nice}")
 
 
 class RunEnd:
@@ -91,12 +93,13 @@ class Told:
     def _listen(self) -> None:
         self.word = sys.stdin.readline().strip() or "killed"
         self._said.set()
+        set_priority(os.getpid(), USUAL)
         time.sleep(self.close_timeout)
         os._exit(TOO_LATE)
 
 
 def _beside_a_run(run: RunFolder, config: TrackConfig, label: str) -> int:
-    timer = threading.Timer(OPENING_SECONDS, step_back, [os.getpid()])
+    timer = threading.Timer(OPENING_SECONDS, set_priority, [os.getpid(), LEAST])
     timer.daemon = True
     timer.start()
     told = Told(config.tracker.close_timeout)
@@ -118,5 +121,5 @@ def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told
     told = tracked(run, label, continues=isinstance(ended, Told))
     tracker = open_tracker(config.tracker, told)
     if isinstance(ended, Told):
-        step_back(os.getpid())
+        set_priority(os.getpid(), LEAST)
     tell(run, config.tracker, tracker, told.after, ended)

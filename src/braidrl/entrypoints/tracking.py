@@ -65,6 +65,7 @@ def tracking(trackers: Sequence[TrackerConfig], run: RunFolder) -> Iterator[None
 
 def _start(label: str, tracker: TrackerConfig, run: RunFolder) -> Beside:
     config = run.configs / f"tracker_{label}.toml"
+    config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(to_toml(TrackConfig(run=run.root, tracker=tracker)))
     log = run.log(f"tracker_{label}")
     log.parent.mkdir(parents=True, exist_ok=True)
