@@ -13,6 +13,8 @@ from tests.e2e.runs import Launch, wait_until
 pytestmark = pytest.mark.e2e
 
 STEPS = 8
+START = 240.0
+"""Longest wait for a first step, in seconds: five processes start on few cores."""
 REPLICAS = ("--inference.replicas", "2")
 RANKS = ("--trainer.parallel.processes", "2")
 
@@ -38,8 +40,10 @@ def server_ids(launch: Launch) -> list[int]:
 def first_step(launch: Launch, launcher: subprocess.Popen) -> None:
     wait_until(
         lambda: len(launch.rows("trainer")) >= 1 or launcher.poll() is not None,
-        f"the first step\n{launch.report()}",
+        "the first step",
+        START,
     )
+    assert launcher.poll() is None, launch.report()
 
 
 def check_whole(launch: Launch, steps: int) -> None:

@@ -10,8 +10,8 @@ from braidrl.configs.base import BaseConfig
 class RayConfig(BaseConfig):
     """`launcher = "ray"`: an existing Ray cluster whose nodes share a file system and have this environment."""
 
-    address: str = "auto"
-    """The cluster: `auto` for the one of this machine, or `ray://...`, or `HOST:PORT` of its head."""
+    address: str = Field("auto", pattern=r"^(auto|.+:\d+)$")
+    """The cluster: `auto` for the one that this machine belongs to, or `HOST:PORT` of its head."""
     trainer_nodes: int = Field(1, ge=1)
     """Nodes that train, each with `trainer.parallel.processes` ranks."""
     cpus_per_process: int = Field(1, ge=1)

@@ -30,6 +30,7 @@ def main(args: list[str]) -> int:
         from braidrl.entrypoints.launchers import slurm
 
         return slurm.show(config) if options.dry_run else slurm.submit(config, resolved_toml(config), options)
+    plan(config, machines_of(config))  # whether there are enough GPUs
     if options.dry_run:
         print(resolved_toml(config), end="")
         return 0

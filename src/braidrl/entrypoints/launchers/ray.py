@@ -7,6 +7,7 @@ with its actor, and an actor with its node; a server's place is then looked for 
 
 import logging
 import os
+import socket
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,6 +33,8 @@ except ImportError as error:
 
 ANSWER_TIMEOUT = 60.0
 """Longest wait for an actor that is alive to start a process, in seconds."""
+CONNECT_TIMEOUT = 10.0
+"""Longest wait for the head of the cluster, in seconds."""
 LOST = -1
 """Exit code of a process that was lost with its actor."""
 
@@ -194,13 +197,16 @@ def _lost(hired: Hired) -> Iterator[None]:
 def _connect(config: RLConfig) -> None:
     """Join the cluster, in a namespace of the run."""
     try:
+        if config.ray.address != "auto":  # or Ray would try for minutes
+            host, _, port = config.ray.address.rpartition(":")
+            socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
         ray.init(
             address=config.ray.address,
             namespace=str(config.output_dir.absolute()),
             log_to_driver=False,
             logging_level=logging.WARNING,
         )
-    except ConnectionError as error:
+    except OSError as error:
         raise ConfigError(
             "ray.address",
             f"there is no Ray cluster at {config.ray.address!r} ({error}); start one (ray start --head)",
