@@ -195,3 +195,22 @@ def test_names_are_as_long_as_they_must_be_and_durations_short() -> None:
     assert short_names([Path("/o/a"), Path("/o/b")]) == ["a", "b"]
     assert short_names([Path("/o/1/rl"), Path("/o/2/rl")]) == ["1/rl", "2/rl"]
     assert list(map(duration, (5.0, 600.0, 9000.0, 200_000.0))) == ["5 s", "10 min", "2.5 h", "2.3 d"]
+
+
+def test_supervised_fine_tuning_is_a_run_as_well(
+    tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "sft"
+    flags = {"model.path": tiny_model_dir, "output_dir": root, "max_steps": 1, "batch_size": 2, "threads": 1}
+    flags |= {"data.taskset.id": "reverse-text", "data.taskset.num_tasks": 4, "seq_len": 128}
+    flags |= {"renderer.name": "qwen3"}
+    config = tmp_path / "sft.toml"
+    config.write_text("".join(f"{key} = {json.dumps(value, default=str)}\n" for key, value in flags.items()))
+    assert main(["sft", "@", str(config)]) == 0
+    capsys.readouterr()
+    with pytest.raises(FileExistsError):
+        main(["sft", "@", str(config)])
+    _, row = shown(capsys, "runs", tmp_path)
+    assert row.split()[:3] == [str(root), "done", "1/1"]
+    assert len(read_record(RunFolder(root))) == 1
+    assert 'id = "reverse-text"' in (root / "config" / "sft.toml").read_text()

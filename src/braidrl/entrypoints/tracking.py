@@ -94,10 +94,10 @@ def _stop(started: Sequence[Beside], status: str) -> None:
             code = each.popen.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             code = TOO_LATE
-        with suppress(ProcessLookupError):
-            os.killpg(each.popen.pid, signal.SIGKILL)
-        each.popen.wait()
         if code:
+            with suppress(ProcessLookupError):
+                os.killpg(each.popen.pid, signal.SIGKILL)
+            each.popen.wait()
             print(f"braid rl: warning: {_complaint(each, code, status)}", file=sys.stderr)
 
 

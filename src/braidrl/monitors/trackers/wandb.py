@@ -34,3 +34,4 @@ class WandbTracker:
 
     def close(self, status: str) -> None:
         self.run.finish(exit_code=0 if status == "done" else 1)
+        wandb.teardown()  # its service may still write to the disk, and ends only now
