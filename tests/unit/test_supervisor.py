@@ -182,6 +182,7 @@ def test_tail_of_a_long_log(tmp_path: Path) -> None:
     log = tmp_path / "x.log"
     log.write_text("\n".join(map(str, range(100))))
     assert tail(log, 2) == "  | 98\n  | 99"
+    assert tail(tmp_path / "none") == "  | (nothing)"
 
 
 def test_cores_are_shared_by_environment() -> None:

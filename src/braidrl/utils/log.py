@@ -35,6 +35,6 @@ def configure_logging(verbose: bool = False, file: Path | None = None) -> None:
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log."""
-    text = log.read_text(errors="replace").splitlines()[-lines:]
+    """The last lines of a log, which may not be there yet."""
+    text = log.read_text(errors="replace").splitlines()[-lines:] if log.is_file() else []
     return "\n".join(f"  | {line}" for line in text) or "  | (nothing)"
