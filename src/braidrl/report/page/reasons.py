@@ -84,14 +84,13 @@ def reasons(nodes: Sequence[Mapping[str, Any]], shared: Sequence[bool], circumst
     trained = _trained(circumstances.sample)
     letters: list[str] = []
     for node, elsewhere in zip(nodes, shared, strict=True):
-        credit = _credit(node)
-        for index, sampled in enumerate(node["mask"]):
-            letter = trained.get(len(letters))
-            if letter is None:
-                letter = _untrained(node, index, sampled, next(credit) if sampled else None, circumstances)
-                if elsewhere and letter not in "PC":
-                    letter = "S"
-            letters.append(letter)
+        own = _untrained(node, circumstances)
+        if elsewhere:
+            own = [letter if letter in "PC" else "S" for letter in own]
+        start = len(letters)
+        letters += own
+        for position in range(start, len(letters)) if trained else ():
+            letters[position] = trained.get(position, letters[position])
     return "".join(letters)
 
 
@@ -106,24 +105,26 @@ def _trained(sample: Mapping[str, Any] | None) -> dict[int, str]:
     }
 
 
-def _credit(node: Mapping[str, Any]) -> Any:
-    """The advantages of a node's sampled tokens in order, None for each where it has none."""
-    return iter(node.get("advantages") or [None] * sum(node["mask"]))
+def _untrained(node: Mapping[str, Any], circumstances: Circumstances) -> list[str]:
+    """Why the tokens of a node would not train, if none was recorded as a loss entry."""
+    mask, content, streams = node["mask"], node.get("is_content"), node.get("loss_weights") or {}
+    letters = ["C" if each else "P" for each in content] if content else ["C"] * len(mask)
+    credit = iter(node.get("advantages") or [None] * sum(mask))
+    others = [streams[name] for name in ("ce", "ref_kl") if name in streams]
+    for index, sampled in enumerate(mask) if others or any(mask) else ():
+        advantage = next(credit) if sampled else None
+        if any(stream[index] for stream in others):
+            letters[index] = circumstances.of_all(scored=False) or circumstances.at_last()
+        elif sampled:
+            weight = streams["rl"][index] if "rl" in streams else 1.0
+            letters[index] = circumstances.of_all(scored=True) or _unsaid(weight, advantage, circumstances)
+    return letters
 
 
-def _untrained(
-    node: Mapping[str, Any], index: int, sampled: bool, credit: float | None, circumstances: Circumstances
-) -> str:
-    weights = {name: stream[index] for name, stream in (node.get("loss_weights") or {}).items()}
-    others = any(weights.get(name) for name in ("ce", "ref_kl"))
-    if not sampled and not others:
-        content = node.get("is_content") or ()
-        return "C" if index >= len(content) or content[index] else "P"
-    if (whole := circumstances.of_all(scored=not others)) is not None:
-        return whole
-    if not others:
-        if not weights.get("rl", 1.0):
-            return "W"
-        if credit is None or not credit:
-            return "A" if credit is None else "0"
-    return circumstances.at_last()
+def _unsaid(weight: float, advantage: float | None, circumstances: Circumstances) -> str:
+    """Of a sampled token of rl: whether it has a weight and an advantage."""
+    if not weight:
+        return "W"
+    if advantage is None:
+        return "A"
+    return circumstances.at_last() if advantage else "0"

@@ -13,6 +13,8 @@ from braidrl.report.page.rollout import rollout, token_ids
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 
+LINES = 100_000
+"""Lines that are read at a time."""
 CHUNK = 16
 """Rollouts that are packed together."""
 GOLDEN = 0.6180339887498949
@@ -29,7 +31,7 @@ def write_report(
     """
     pieces = find_tokenizer(run, tokenizer)
     index = Index(run)
-    while index.read():
+    while index.read(LINES):
         pass
     table = bounded(index)
     blobs, opened = rollout_blobs(index, table["episodes"]["id"], pieces, int(max_mib * 2**20))

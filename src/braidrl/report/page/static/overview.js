@@ -53,7 +53,7 @@ export function render(root) {
     root.replaceChildren(...[tiles(), notes(), ...sections(), explorer(chosen)].filter(Boolean));
   };
   draw();
-  return draw;
+  return () => document.activeElement?.matches("main input") || draw();
 }
 
 function tiles() {

@@ -72,7 +72,7 @@ function write(filter) {
 
 function controls(filter, changed) {
   const select = ([name, of]) =>
-    h("label", {}, name, h("select", { name, onchange: (event) => ((filter[name] = event.target.value), changed()) },
+    h("label", {}, name === "outcome" ? "fate" : name, h("select", { name, onchange: (event) => ((filter[name] = event.target.value), changed()) },
       h("option", { value: "" }, "all"),
       choices(of).sort().map((value) => h("option", { value, selected: value === filter[name] }, value))));
   const bound = (name, side) =>

@@ -34,7 +34,7 @@ export function tokensOf(rollout, trace, number, shared = () => false) {
     }
   }
   decode(found);
-  for (const token of found) if (token.advantage === null) token.advantage = token.entry?.advantages ?? null;
+  for (const token of found) if (token.sampled && token.advantage === null) token.advantage = token.entry?.advantages ?? null;
   return found;
 }
 
