@@ -122,6 +122,8 @@ def test_an_unfinished_line_waits(tmp_path: Path) -> None:
     with path.open("a") as file:
         file.write('ep": 2}\n')
     assert follower.read() == [{"step": 2}]
+    path.write_text('{"step": 1}\n')  # the run is resumed from an earlier step
+    assert follower.read() == [{"step": 1}]
 
 
 def test_curve_and_heldout_rewards_come_from_the_metrics(tmp_path: Path) -> None:

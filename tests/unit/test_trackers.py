@@ -331,6 +331,16 @@ def test_what_cannot_be_tracked_is_one_clear_error(args: list[str], message: str
         track.main([arg.format(tmp=tmp_path, run=run.root) for arg in args])
 
 
+def test_a_tracker_that_fails_by_hand_is_one_clear_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = small_run(tmp_path / "run")
+    import_path = f"{tracker_examples.__name__}:Raises"
+    assert track.main([str(run.root), "--tracker.type", "custom", "--tracker.import_path", import_path]) == 1
+    seen = capsys.readouterr().err
+    assert seen == "braid track: error: custom failed: RuntimeError: the tracker's server is on fire\n"
+
+
 def test_a_library_that_is_missing_is_found_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = [TensorBoardTrackerConfig(), custom("Writes")]
     check_trackers(trackers)

@@ -45,12 +45,20 @@ def main(args: list[str]) -> int:
         return _beside_a_run(run, config, label)
     if not (run.root / "metrics").is_dir():
         raise ConfigError("run", f"{run.root} is no run folder: it has no metrics; name one (`braid runs`)")
-    _track(run, config, config.tracker.type, RunEnd(run))
+    try:
+        _track(run, config, config.tracker.type, RunEnd(run))
+    except ConfigError:
+        raise
+    except Exception as error:  # whatever the tracker's library raises
+        print(f"braid track: error: {config.tracker.type} failed: {_in_a_line(error)}", file=sys.stderr)
+        return 1
     return 0
 
 
 def set_priority(process: int, nice: int) -> None:
     """Set the priority of a process, its threads and its children, as far as the system allows."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, process, nice)
     for task in Path(f"/proc/{process}/task").glob("*"):
         with suppress(OSError):  # it has ended meanwhile, or may not be raised
             os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
@@ -107,11 +115,14 @@ def _beside_a_run(run: RunFolder, config: TrackConfig, label: str) -> int:
         _track(run, config, label, told)
     except Exception as error:  # whatever the tracker's library raises
         traceback.print_exc()
-        line = f"{type(error).__name__}: {error}".splitlines()[0]
         with run.notices.open("ab") as file:
-            file.write(msgspec.json.encode({"tracker": label, "message": line}) + b"\n")
+            file.write(msgspec.json.encode({"tracker": label, "message": _in_a_line(error)}) + b"\n")
         return 1
     return 0
+
+
+def _in_a_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told) -> None:
