@@ -1,6 +1,12 @@
-"""What the trainer writes of single tokens: the numbers of its own step, by sample, whatever the cut."""
+"""What the trainer writes of single tokens: the numbers of its own step, by sample, whatever the cut.
+
+Run as a script it is one of several processes that train together: `test_token_records.py MODEL FOLDER`.
+"""
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +15,7 @@ import pytest
 import torch
 
 from braidrl.configs.trainer import TrainerConfig
-from braidrl.trainer.parallel import Parallel
+from braidrl.trainer.parallel import Parallel, data_parallel
 from braidrl.trainer.rl.train import train
 from braidrl.trainer.step import Learner
 from braidrl.trainer.tokens import TokenRecorder, spread
@@ -22,12 +28,17 @@ ALONE = Parallel(0, 1, torch.device("cpu"))
 
 
 def recorded(
-    config: TrainerConfig, samples: list[TrainingSample], path: Path, limit: int = 10**6
+    config: TrainerConfig,
+    samples: list[TrainingSample],
+    path: Path,
+    limit: int = 10**6,
+    parallel: Parallel = ALONE,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
     """Metrics and records of a first step."""
-    recorder = TokenRecorder(samples, limit, ALONE)
-    metrics = Learner.load(config, ALONE).step(1, samples, recorder)
+    recorder = TokenRecorder(samples, limit, parallel)
+    metrics = Learner.load(config, parallel).step(1, samples, recorder)
     recorder.write(path, 1)
+    parallel.barrier()
     return metrics, [json.loads(line) for line in path.read_text().splitlines()]
 
 
@@ -105,6 +116,34 @@ def test_mini_batches_and_masks_of_the_step_are_named(tiny_model_dir: Path, tmp_
             np.testing.assert_allclose(record["old_logprobs"], record["logprobs"], atol=1e-5)
 
 
+def shared(model: Path, folder: Path, name: str, parallel: Parallel) -> list[dict[str, Any]]:
+    """Records of a step in several rows and mini batches."""
+    config = trainer_config(model, folder, micro_batch_tokens=24, mini_batches=2)
+    return recorded(config, make_batch(5, size=8), folder / name, parallel=parallel)[1]
+
+
+def test_two_processes_record_what_one_does(tiny_model_dir: Path, tmp_path: Path) -> None:
+    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [sys.executable, "-m", *launch, __file__, str(tiny_model_dir), str(tmp_path)],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2])},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    two = [json.loads(line) for line in (tmp_path / "two").read_text().splitlines()]
+    for one, both in zip(shared(tiny_model_dir, tmp_path, "one", ALONE), two, strict=True):
+        assert (one["episode"], one["positions"], one["mini_batch"]) == (
+            both["episode"],
+            both["positions"],
+            both["mini_batch"],
+        )
+        for name in ("logprobs", "entropy", "pull"):
+            np.testing.assert_allclose(both[name], one[name], rtol=1e-4, atol=1e-6)
+    assert {record["micro_batch"] % 2 for record in two} == {0, 1}  # each process took a part
+
+
 def test_more_tokens_than_the_limit_leaves_whole_samples_out(tiny_model_dir: Path, tmp_path: Path) -> None:
     samples = make_batch(1)
     limit = sum(len(sample.token_ids) for sample in samples) // 2
@@ -133,3 +172,8 @@ def test_the_trainer_writes_them_and_resuming_forgets_later_ones(
     assert [json.loads(line)["step"] for line in lines] == [2] * 6
     run.forget_after(1)
     assert run.token_records(1).exists() and not run.token_records(2).exists()
+
+
+if __name__ == "__main__":
+    with data_parallel(timeout=60) as processes:
+        shared(Path(sys.argv[1]), Path(sys.argv[2]), "two", processes)
