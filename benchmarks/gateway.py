@@ -10,8 +10,8 @@ of 64 tokens with log-probs. Two loads:
   that `--concurrent` calls are under way;
 - *flat out*: `--concurrent` callers, each of whom calls again at once, at engines that take no time.
 
-The overhead of a call is what its client waited, less what its engine took, less the median of that difference without
-a gateway.
+The overhead of a call is what its client waited besides what its engine took, at the median and the 99th percentile of
+calls through the gateway, less the same of direct calls.
 """
 
 import argparse
@@ -157,15 +157,21 @@ async def compare(name: str, arguments: argparse.Namespace, rate: float, latency
             busy = time.process_time() - busy
             traffic = gateway.take_traffic()
         await pool.close()
-    baseline = float(np.median(direct["waits"]))
-    overhead = 1000 * (np.array(through["waits"]) - baseline)
-    print(
-        f"\n{name}: {arguments.concurrent} concurrent, {arguments.replicas} engines that take {latency:g} s"
+    waits, baseline = 1000 * np.array(through["waits"]), 1000 * np.array(direct["waits"])
+    added, tail = (
+        np.median(waits) - np.median(baseline),
+        np.percentile(waits, 99) - np.percentile(baseline, 99),
     )
-    print(f"  direct    {direct['rate']:8.0f} calls/s   median {1000 * baseline:8.2f} ms besides the engine")
-    print(f"  gateway   {through['rate']:8.0f} calls/s   ratio  {through['rate'] / direct['rate']:8.2f}")
-    print(f"  overhead  median {np.median(overhead):.2f} ms, p99 {np.percentile(overhead, 99):.2f} ms a call")
-    print(f"  processor {1000 * busy / traffic.requests:.2f} ms a call, {traffic.retries} calls tried again")
+    print(f"\n{name}: {arguments.concurrent} concurrent, {len(urls)} engines that take {latency:g} s")
+    for way, rate, seen in (("direct", direct["rate"], baseline), ("gateway", through["rate"], waits)):
+        middle, late = np.percentile(seen, [50, 99])
+        print(f"  {way:8} {rate:6.0f} calls/s, besides the engine median {middle:.2f} ms, p99 {late:.2f} ms")
+    print(
+        f"  ratio    {through['rate'] / direct['rate']:6.2f}; overhead median {added:.2f} ms, p99 {tail:.2f} ms a call"
+    )
+    print(
+        f"  the gateway's processor {1000 * busy / traffic.requests:.2f} ms a call; {traffic.retries} retries"
+    )
     if arguments.profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
