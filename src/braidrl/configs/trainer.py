@@ -105,7 +105,7 @@ class TrainerConfig(BaseConfig):
     """Compile each layer (`torch.compile`) once for rows of any length: faster steps, after a minute at the start."""
     threads: int | None = Field(None, ge=1)
     """CPU threads; None: what torch chooses (standalone) or a fair share of the cores (`braid rl`)."""
-    recorded_tokens: int = Field(32768, ge=0)
+    recorded_tokens: int = Field(16384, ge=0)
     """Tokens of each batch, in whole samples, of which the trainer writes down what it computed (`braid report`)."""
     batch_timeout: float = Field(3600.0, gt=0)
     """Longest wait for the next batch, in seconds."""
