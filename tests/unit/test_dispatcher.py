@@ -67,7 +67,9 @@ async def open_dispatcher(
 ) -> AsyncIterator[tuple[Dispatcher, Policy]]:
     """A dispatcher at work, with batches of four traces unless `settings` say otherwise."""
     settings = {"batch_size": 4, "max_steps": 100} | settings
-    config = orchestrator_config(Path("model"), Path("run"), "url", max_off_policy_steps=bound, **settings)
+    config = orchestrator_config(
+        Path("model"), Path("run"), "http://url", max_off_policy_steps=bound, **settings
+    )
     policy = Policy()
     dispatcher = Dispatcher(
         list(envs), Sink(config), lambda: policy.version, seed=seed, max_concurrent=max_concurrent
@@ -146,7 +148,7 @@ async def test_sources_are_chosen_by_weight_and_by_the_seed_alone() -> None:
     heavy, light = make_env(name="heavy", weight=3.0), make_env(name="light", weight=1.0)
 
     def choices(seed: int) -> list[str]:
-        config = orchestrator_config(Path("model"), Path("run"), "url")
+        config = orchestrator_config(Path("model"), Path("run"), "http://url")
         dispatcher = Dispatcher([heavy, light], Sink(config), lambda: 0, seed=seed, max_concurrent=1)
         return [dispatcher.backlog.choose_env(index).name for index in range(2000)]
 
@@ -203,7 +205,7 @@ async def test_state_keeps_the_work_in_flight_in_order() -> None:
     assert [item["index"] for item in state["work"]] == [0, 1, 2, 3]
     assert [item["task"] for item in state["work"]] == [0, 1, 2, 3]
     resumed = make_env()
-    config = orchestrator_config(Path("model"), Path("run"), "url", batch_size=4)
+    config = orchestrator_config(Path("model"), Path("run"), "http://url", batch_size=4)
     second = Dispatcher([resumed], Sink(config), lambda: 0, seed=0, max_concurrent=64)
     second.load_state_dict(state)
     running = asyncio.create_task(second.run())
@@ -247,7 +249,7 @@ async def test_and_what_holds_the_next_episode_back(limit: int, state: str) -> N
 
 async def test_a_failure_of_the_machinery_ends_the_dispatcher() -> None:
     env = make_env()
-    config = orchestrator_config(Path("model"), Path("run"), "url", batch_size=4)
+    config = orchestrator_config(Path("model"), Path("run"), "http://url", batch_size=4)
     dispatcher = Dispatcher([env], Sink(config), lambda: 0, seed=0, max_concurrent=64)
     running = asyncio.create_task(dispatcher.run())
     await settle()

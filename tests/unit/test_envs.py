@@ -103,7 +103,7 @@ async def test_cancelling_an_episode_stops_its_generation(tiny_model_dir: Path) 
 
 
 def test_evaluation_needs_a_finite_taskset(tiny_model_dir: Path) -> None:
-    config = orchestrator_config(tiny_model_dir, Path("run"), "url")
+    config = orchestrator_config(tiny_model_dir, Path("run"), "http://url")
     pools = {str(tiny_model_dir): Replicas(["url"], live=True)}
     gateway = Gateway(GatewayConfig(), pools, seed=0, context=64)
     source = EvalSourceConfig(env={"taskset": {"id": "stub-tasks", "num_tasks": 5}}, num_tasks=3)
