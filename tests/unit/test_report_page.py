@@ -246,6 +246,10 @@ def test_facts_of_a_run(run: RunFolder, tmp_path: Path) -> None:
     assert resolved(empty) == {} and algorithms({}) == {} and find_tokenizer(empty) is None
     with pytest.raises(FileNotFoundError):
         find_tokenizer(run, tmp_path)
+    for path in (empty.record, empty.packages):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("what it was made of")
+    assert list(facts(empty)["config"]) == [empty.record.name, empty.packages.name]
 
 
 def blob(text: str, name: str) -> Any:

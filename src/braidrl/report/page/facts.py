@@ -14,6 +14,7 @@ from braidrl.utils.run_folder import RunFolder
 def facts(run: RunFolder) -> dict[str, Any]:
     """Facts of a run folder, for people and for the page's own code."""
     config = resolved(run)
+    files = [*sorted(run.configs.glob("*.toml")), run.record, run.packages]
     return {
         "name": run.root.absolute().name,
         "folder": str(run.root.absolute()),
