@@ -53,7 +53,7 @@ def export_model(
         )
     trust = trust_remote_code or settings.get("trust_remote_code", False)
     exact = source.checkpoint is not None or source.adapter is not None
-    model = AutoModelForCausalLM.from_pretrained(
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
         origin, dtype=torch.float32 if exact else getattr(torch, dtype), trust_remote_code=trust
     )
     if source.adapter is not None:
