@@ -23,9 +23,7 @@ def facts(run: RunFolder) -> dict[str, Any]:
         "loss": {"type": "ipo"} | _dict(config, "trainer", "loss"),
         "regularised": bool(_dict(config, "trainer", "reference_kl")),
         "max_steps": config.get("max_steps"),
-        "config": {
-            path.name: path.read_text(encoding="utf-8") for path in sorted(run.configs.glob("*.toml"))
-        },
+        "config": {path.name: path.read_text(encoding="utf-8") for path in files if path.is_file()},
         "reasons": REASONS,
     }
 
