@@ -65,6 +65,15 @@ def test_compiled_layers_learn_the_same_from_rows_of_any_length(
     assert_close(weights(tmp_path), expected)
 
 
+def test_compiled_adapters_learn_the_same(tiny_model_dir: Path, tmp_path: Path) -> None:
+    adapter = {"lora": {"rank": 4}, "reference_kl": {"coef": 0.1}}
+    learn(tiny_model_dir, tmp_path / "plain", ALONE, **adapter)
+    counters.clear()
+    graphs = learn(tiny_model_dir, tmp_path / "compiled", ALONE, compile=True, **adapter)
+    assert graphs[0] > 0 and graphs == [graphs[0]] * STEPS
+    assert_close(weights(tmp_path / "compiled"), weights(tmp_path / "plain"))
+
+
 def test_compiled_layers_of_two_processes_learn_the_same(tiny_model_dir, expected, tmp_path: Path) -> None:
     run_ranks(2, two, tiny_model_dir, tmp_path, timeout=600)
     assert_close(weights(tmp_path), expected)
