@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from braidrl.configs.optim import OptimConfig, SchedulerConfig
-from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, set_learning_rate
+from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, move_state, set_learning_rate
 
 
 def rates(scheduler: SchedulerConfig, max_steps: int) -> list[float]:
@@ -79,3 +79,14 @@ def test_a_norm_that_is_not_finite_is_reported_and_touches_nothing() -> None:
     parameter.grad = torch.tensor([math.nan, 7.0])
     assert math.isnan(clip_gradients([parameter], max_norm=1.0))
     assert parameter.grad[1] == 7.0
+
+
+@pytest.mark.parametrize(("offload", "device"), [(False, "meta"), (True, "cpu")])
+def test_state_moves_unless_it_lives_on_the_cpu(offload: bool, device: str) -> None:
+    model = nn.Linear(2, 3)
+    optimizer = make_optimizer(model, OptimConfig(offload=offload))
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    move_state(optimizer, torch.device("meta"))  # a device that every machine has
+    found = {tensor.device.type for state in optimizer.state.values() for tensor in state.values()}
+    assert found == {device}
