@@ -21,7 +21,6 @@ def facts(run: RunFolder) -> dict[str, Any]:
         "braidrl": __version__,
         "algorithms": algorithms(config),
         "loss": {"type": "ipo"} | _dict(config, "trainer", "loss"),
-        "regularised": bool(_dict(config, "trainer", "reference_kl")),
         "max_steps": config.get("max_steps"),
         "config": {path.name: path.read_text(encoding="utf-8") for path in files if path.is_file()},
         "reasons": REASONS,

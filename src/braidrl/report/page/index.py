@@ -48,8 +48,6 @@ class Index:
         """Records of episodes, by id."""
         self.sampled: dict[str, list[Place]] = {}
         """Records of the samples of episodes, by id."""
-        self.recorded_steps: set[int] = set()
-        """Steps of which the trainer wrote down tokens."""
         self._lines: dict[Path, Lines] = {}
         self._episode = msgspec.json.Decoder(Episode)
         self._sample = msgspec.json.Decoder(Sampled)
@@ -94,7 +92,6 @@ class Index:
 
     def _tokens(self, place: Place, line: bytes) -> None:
         sample = self._sample.decode(line)
-        self.recorded_steps.add(sample.step)
         self.sampled.setdefault(sample.episode[:ID], []).append(place)
         members = (sum(weight > 0 for weight in getattr(sample, name)) for name in ("rl", "ce", "ref_kl"))
         named = (sample.episode[:ID], sample.trace[:ID], sample.branch)

@@ -5,6 +5,7 @@ import { colour } from "braid/theme.js";
 
 const SERIES = 8;
 const HEIGHT = 190;
+const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000];
 const open = new Set();
 let width = 420;
 
@@ -53,7 +54,10 @@ function draw(drawn) {
     height: HEIGHT,
     cursor: { sync: { key: "steps" }, points: { size: 7 } },
     scales: { x: { time: false, range: wide }, y: options.log ? { distr: 3 } : { range: tall } },
-    axes: [{ ...axis, size: 26, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] }, { ...axis, size: 56, values: (_, all) => all.map((value) => (value === null ? "" : brief(value))) }],
+    axes: [
+      { ...axis, size: 26, incrs: WHOLE },
+      { ...axis, size: 56, values: (_, all) => all.map((value) => (value === null ? "" : brief(value))) },
+    ],
     legend: { live: true },
     series: [{ label: "step", value: latest }, ...spans],
   };

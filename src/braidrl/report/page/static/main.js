@@ -16,7 +16,12 @@ import { go, link, params } from "braid/router.js";
 const POLL = 1000;
 const main = document.getElementById("main");
 const status = h("span", { class: "live", role: "status" });
-const TABS = [["overview", "Overview", { view: "overview" }], ["rollouts", "Rollouts", { view: "rollouts" }], ["batch", "Micro batches", { batch: "last" }], ["config", "Config", { view: "config" }]];
+const TABS = [
+  ["overview", "Overview", { view: "overview" }],
+  ["rollouts", "Rollouts", { view: "rollouts" }],
+  ["batch", "Micro batches", { batch: "last" }],
+  ["config", "Config", { view: "config" }],
+];
 let refresh = null;
 let drawing = 0;
 
@@ -63,7 +68,17 @@ function tell() {
   status.classList.toggle("on", live);
 }
 
-const KEYS = [["/", "search"], ["Esc", "back"], ["j k", "next, previous rollout or micro batch"], ["1 … 9", "colour tokens by another stream"], ["← → ↑ ↓", "from token to token, from row to row"], ["Enter", "open a row"], ["t", "light or dark"], ["g o, g r, g b, g c", "overview, rollouts, micro batches, config"], ["?", "this list"]];
+const KEYS = [
+  ["/", "search"],
+  ["Esc", "back"],
+  ["j k", "next, previous rollout or micro batch"],
+  ["1 … 9", "colour tokens by another stream"],
+  ["← → ↑ ↓", "from token to token, from row to row"],
+  ["Enter", "open a row"],
+  ["t", "light or dark"],
+  ["g o, g r, g b, g c", "overview, rollouts, micro batches, config"],
+  ["?", "this list"],
+];
 
 function help() {
   const dialog = document.getElementById("help");

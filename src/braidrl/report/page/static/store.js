@@ -5,12 +5,11 @@ import { data } from "braid/source.js";
 export const metrics = { trainer: {}, orchestrator: {}, eval: {} };
 export const episodes = { id: [] };
 export const samples = { episode: [] };
-export const fates = new Map();
-export const state = { cursor: [0, 0, 0, 0, 0, 0], leftOut: {}, version: 0 };
+const fates = new Map();
+export const state = { cursor: [0, 0, 0, 0, 0, 0], leftOut: {} };
 
 const rowOf = new Map();
 const groups = new Map();
-const listeners = new Set();
 
 export function apply(increment) {
   for (const [file, columns] of Object.entries(increment.metrics)) extend(metrics[file], columns, "step");
@@ -26,8 +25,6 @@ export function apply(increment) {
   for (const [key, fate] of Object.entries(increment.fates)) fates.set(key, fate);
   state.cursor = increment.cursor;
   state.leftOut = increment.left_out ?? {};
-  state.version++;
-  for (const listener of [...listeners]) listener();
 }
 
 // Adds columns to columns; a name that one side lacks is null there.
@@ -40,11 +37,6 @@ function extend(known, added, ruler) {
     const values = added[name] ?? Array(more).fill(null);
     for (const value of values) known[name].push(value);
   }
-}
-
-export function subscribe(listener) {
-  listeners.add(listener);
-  return () => listeners.delete(listener);
 }
 
 export const row = (id) => rowOf.get(id);

@@ -47,7 +47,7 @@ export const STREAMS = [
 // Streams that only the trainer's record of the sample holds.
 export const RECORDED = new Set(["pull", "log_ratio", "trust", "entropy", "is_weights", "loss_weights"]);
 
-export const PALETTE = 8;
+const PALETTE = 8;
 const ORDER = ["rl", "ce", "ref_kl", "trained", "kept", "rejected", "masked"];
 const FIXED = {
   rl: "rl", ce: "ce", ref_kl: "ref_kl",

@@ -30,7 +30,7 @@ export function numbers(token) {
 }
 
 // Why it was or was not trained, with the numbers that decided.
-export function because(token) {
+function because(token) {
   const [name, text] = data.facts.reasons[token.why] ?? ["unknown", ""];
   const of = members(token);
   const parts = of.length ? `member of ${of.join(" and ")}` : "";
