@@ -9,12 +9,14 @@ that of opening, and from then on as a share of the time that it was not stopped
 """
 
 import argparse
+import io
 import os
 import signal
 import statistics
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import redirect_stderr
 from pathlib import Path
 
 import numpy as np
@@ -96,7 +98,7 @@ def measure(name: str, config: TrackerConfig, pairs: int, repeats: int, folder: 
     work = Work(run, repeats)
     work.report()
     ratios, going = [], 0.0
-    with tracking([config], run):
+    with redirect_stderr(io.StringIO()), tracking([config], run):  # which says what went wrong
         opened(run)
         opening = processor_seconds()
         for _ in range(pairs):
@@ -105,7 +107,7 @@ def measure(name: str, config: TrackerConfig, pairs: int, repeats: int, folder: 
             ratios.append(beside / work.seconds())
             signal_trackers(signal.SIGCONT)
             going += beside
-        share = (processor_seconds() - opening) / going
+        share = max(0.0, processor_seconds() - opening) / going  # of one that has ended there is none
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(f"{name:20}{middle:8.3f}  ({low:.3f} to {high:.3f}){opening:9.2f} s{share:9.2%}", flush=True)
 
