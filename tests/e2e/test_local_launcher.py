@@ -1,4 +1,4 @@
-"""Several processes of a kind on one machine: two trainer ranks, two inference servers, one of which is killed."""
+"""Several processes of a kind on one machine: two trainer ranks, and two inference servers, which are killed."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ from tests.e2e.runs import Launch, wait_until
 
 pytestmark = pytest.mark.e2e
 
-STEPS = 8
+STEPS = 20
 START = 240.0
 """Longest wait for a first step, in seconds: five processes start on few cores."""
 REPLICAS = ("--inference.replicas", "2")
@@ -37,10 +37,10 @@ def server_ids(launch: Launch) -> list[int]:
     return [pid for pid, arguments in command_lines(launch).items() if arguments[0] == "inference"]
 
 
-def first_step(launch: Launch, launcher: subprocess.Popen) -> None:
+def reach(step: int, launch: Launch, launcher: subprocess.Popen) -> None:
     wait_until(
-        lambda: len(launch.rows("trainer")) >= 1 or launcher.poll() is not None,
-        "the first step",
+        lambda: len(launch.rows("trainer")) >= step or launcher.poll() is not None,
+        f"step {step}",
         START,
     )
     assert launcher.poll() is None, launch.report()
@@ -53,23 +53,27 @@ def check_whole(launch: Launch, steps: int) -> None:
     assert check_accounts(launch.run)["trained"] >= steps * 16 / 4
 
 
-def test_two_ranks_and_two_servers_and_one_server_is_killed(tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_two_ranks_and_two_servers_that_are_killed(tmp_path: Path, tiny_model_dir: Path) -> None:
+    """With one killed the run goes on; with the other killed, too, it waits until one is back. Nothing is lost."""
     launch = Launch(tmp_path, tiny_model_dir)
     launcher = launch.start(*REPLICAS, *RANKS, "--max_steps", str(STEPS))
-    first_step(launch, launcher)
+    reach(1, launch, launcher)
     servers = server_ids(launch)
     assert len(servers) == 2, launch.report()
     os.kill(servers[0], signal.SIGKILL)
+    reach(len(launch.rows("trainer")) + 2, launch, launcher)
+    os.kill(servers[1], signal.SIGKILL)
 
     assert launcher.wait(180) == 0, launch.report()
     logs = {path.stem for path in launch.run.logs.iterdir()}
     assert logs == {"inference_0", "inference_1", "orchestrator", "trainer", "trainer_rank1"}
     output = launch.output.read_text()
-    assert "was killed by SIGKILL" in output and "1 of 3 times in 10 minutes" in output
+    for server in ("inference_0", "inference_1"):
+        assert f"{server} was killed by SIGKILL" in output
+    assert output.count("1 of 3 times in 10 minutes") == 2
     assert "2 processes" in launch.run.log("trainer").read_text()
     starts = [launch.run.log(f"inference_{index}").read_text().count("inference ready") for index in (0, 1)]
-    assert sorted(starts) == [1, 2]
-    assert f"policy v{STEPS} is served by 2 replica(s)" in launch.run.log("orchestrator").read_text()
+    assert sum(starts) >= 3
     check_whole(launch, STEPS)
     assert command_lines(launch) == {}
 
@@ -77,7 +81,7 @@ def test_two_ranks_and_two_servers_and_one_server_is_killed(tmp_path: Path, tiny
 def test_the_end_of_a_rank_ends_the_run_with_its_last_lines(tmp_path: Path, tiny_model_dir: Path) -> None:
     launch = Launch(tmp_path, tiny_model_dir)
     launcher = launch.start(*RANKS, "--max_steps", "1000")
-    first_step(launch, launcher)
+    reach(1, launch, launcher)
     processes = command_lines(launch)
     ranks = sorted(pid for pid, arguments in processes.items() if arguments[0] == "trainer")
     environments = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in ranks}
