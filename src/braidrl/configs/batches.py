@@ -51,7 +51,11 @@ class BatchesConfig(BaseConfig):
 
     @model_validator(mode="after")
     def _turns_are_on_policy(self) -> Self:
-        if self.share_device and self.max_off_policy_steps and "max_off_policy_steps" in self.model_fields_set:
+        if (
+            self.share_device
+            and self.max_off_policy_steps
+            and "max_off_policy_steps" in self.model_fields_set
+        ):
             raise ValueError(
                 f"max_off_policy_steps is {self.max_off_policy_steps}, but with share_device nothing is sampled while "
                 "the trainer has the device, so that a run is strictly on-policy; set it to 0 or leave it away, or "

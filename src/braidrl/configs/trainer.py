@@ -152,7 +152,9 @@ class TrainerConfig(BaseConfig):
     @model_validator(mode="after")
     def _adapters_are_whole(self) -> Self:
         if self.lora is not None and self.weights.delta:
-            raise ValueError("weights.delta is for whole models, and an adapter is small; remove it, or [lora]")
+            raise ValueError(
+                "weights.delta is for whole models, and an adapter is small; remove it, or [lora]"
+            )
         if self.lora is not None and self.weights.transfer == "nccl":
             raise ValueError('weights.transfer = "nccl" is for whole models; remove it, or [lora]')
         return self

@@ -92,7 +92,12 @@ async def metrics(request: web.Request) -> web.Response:
         ("generated_tokens_total", "counter", "Tokens generated", stats.generated_tokens),
         ("prompt_tokens_total", "counter", "Prompt tokens computed", stats.prompt_tokens),
         ("prefix_cache_hits_total", "counter", "Requests that reused a cached prefix", scheduler.prefix_hits),
-        ("cache_bytes", "gauge", "Memory of the keys and values of sequences in flight", scheduler.cache.nbytes),
+        (
+            "cache_bytes",
+            "gauge",
+            "Memory of the keys and values of sequences in flight",
+            scheduler.cache.nbytes,
+        ),
         ("weight_version", "gauge", "Policy version that is served", engine.version),
         ("weight_updates_total", "counter", "Weight updates applied", stats.weight_updates),
         ("busy_seconds_total", "counter", "Seconds spent in forwards and sampling", stats.busy_seconds),
