@@ -1,6 +1,5 @@
 """A policy that is an adapter, served by a stock vLLM under its name."""
 
-import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +20,15 @@ from tests.engines.test_vllm_runs import (
     launch,
     mismatch_under,
 )
-from tests.engines.test_vllm_server import DEADLINE, PROMPT, TOLERANCE, generate, of_tokens, sampled
+from tests.engines.test_vllm_server import (
+    DEADLINE,
+    PROMPT,
+    TOLERANCE,
+    generate,
+    of_tokens,
+    sampled,
+    under_way,
+)
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
@@ -71,10 +78,8 @@ async def test_it_serves_every_adapter_to_requests_under_way_too(
     await pool.update(replica, versions[0][0], 0, DEADLINE)
     for version in (1, 2, 3):
         prompt = [version] * 20
-        long = asyncio.create_task(
-            generate(pool, small_model, prompt, max_tokens=120, seed=version, ignore_eos=True)
-        )
         await generate(pool, small_model, PROMPT, max_tokens=8)
+        long = await under_way(pool, small_model, prompt, seed=version)
         await pool.update(replica, versions[version][0], version, DEADLINE)
         body = await generate(pool, small_model, PROMPT, max_tokens=16, seed=version)
         tokens, logprobs = sampled(body)

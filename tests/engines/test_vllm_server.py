@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from braidrl.orchestrator.engine_queue import engine_queue
+from braidrl.orchestrator.engine_queue import engine_queue, gauge
 from braidrl.orchestrator.replicas import GENERATE, ReplicaError, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, read_spans
 from braidrl.orchestrator.train.algo.reference import Reference
@@ -112,6 +112,21 @@ def sampled(body: bytes) -> tuple[list[int], list[float]]:
     return choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
 
 
+async def under_way(pool: Replicas, model: Path, prompt: list[int], seed: int) -> asyncio.Task[bytes]:
+    """A call of some seconds, of which the server has sampled a part."""
+    before = await _generated(pool)
+    call = asyncio.create_task(generate(pool, model, prompt, max_tokens=450, seed=seed, ignore_eos=True))
+    async with asyncio.timeout(DEADLINE):
+        while await _generated(pool) == before:
+            await asyncio.sleep(0.01)
+    return call
+
+
+async def _generated(pool: Replicas) -> int:
+    """Tokens that the server has sampled so far."""
+    return gauge((await pool.read(pool.all[0], "/metrics")).decode(), "vllm:generation_tokens_total") or 0
+
+
 async def test_it_serves_the_weights_of_every_update(
     servers: Servers, small_model: Path, versions: list[Path]
 ) -> None:
@@ -120,10 +135,8 @@ async def test_it_serves_the_weights_of_every_update(
     async with policy_pool(servers) as pool:
         replica = pool.all[0]
         for version in (1, 2, 3):
-            long = asyncio.create_task(
-                generate(pool, small_model, [version] * 20, max_tokens=120, seed=version, ignore_eos=True)
-            )
             await generate(pool, small_model, PROMPT, max_tokens=8)
+            long = await under_way(pool, small_model, [version] * 20, seed=version)
             await pool.update(replica, versions[version], version, DEADLINE)
             assert (replica.version, replica.state) == (version, "open")
 
