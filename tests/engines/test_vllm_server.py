@@ -205,7 +205,7 @@ async def test_it_tells_how_many_calls_wait(servers: Servers, small_model: Path)
     """Ten calls of four at a time: the rest waits."""
     async with policy_pool(servers) as pool:
         calls = [
-            asyncio.create_task(generate(pool, small_model, [65] * 20, max_tokens=150, ignore_eos=True))
+            asyncio.create_task(generate(pool, small_model, [65] * 20, max_tokens=450, ignore_eos=True))
             for _ in range(10)
         ]
         async with asyncio.timeout(DEADLINE):
