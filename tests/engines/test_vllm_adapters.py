@@ -9,7 +9,6 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
 from braidrl.orchestrator.replicas import Replicas
-from braidrl.orchestrator.requests import read_spans
 from tests.engines.servers import serving, settings, wait_ready
 from tests.engines.test_vllm_runs import (
     BFLOAT16,
@@ -20,15 +19,7 @@ from tests.engines.test_vllm_runs import (
     launch,
     mismatch_under,
 )
-from tests.engines.test_vllm_server import (
-    DEADLINE,
-    PROMPT,
-    TOLERANCE,
-    generate,
-    of_tokens,
-    sampled,
-    under_way,
-)
+from tests.engines.test_vllm_server import DEADLINE, check_update, under_way
 
 pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
 
@@ -74,27 +65,13 @@ async def test_it_serves_every_adapter_to_requests_under_way_too(
     """What a request had sampled keeps the old version and log-probs, and the rest is the new adapter's."""
     pool = Replicas([server], live=True)
     await pool.connect(DEADLINE)
-    replica, crossed = pool.all[0], 0
+    replica, merged = pool.all[0], [path for _, path in versions]
     await pool.update(replica, versions[0][0], 0, DEADLINE)
     for version in (1, 2, 3):
         prompt = [version] * 20
         long = await under_way(pool, small_model, prompt, seed=version)
         await pool.update(replica, versions[version][0], version, DEADLINE)
-        body = await generate(pool, small_model, PROMPT, max_tokens=16, seed=version)
-        tokens, logprobs = sampled(body)
-        assert read_spans(body, version) == [(version, len(tokens))]
-        expected = of_tokens(versions[version][1], [*PROMPT, *tokens])[len(PROMPT) - 1 :]
-        assert logprobs == pytest.approx(expected, abs=TOLERANCE)
-
-        tokens, logprobs = sampled(body := await long)
-        spans, start = read_spans(body, version), 0
-        assert [number for number, _ in spans] in ([version - 1, version], [version - 1])
-        for number, count in spans:
-            part = slice(start, start := start + count)
-            expected = of_tokens(versions[number][1], prompt + tokens)[19:]
-            assert logprobs[part] == pytest.approx(expected[part], abs=TOLERANCE)
-        crossed += len(spans) == 2
-    assert crossed, "no request was under way in any update"
+        await check_update(pool, small_model, prompt, version, long, merged)
     await pool.close()
 
 

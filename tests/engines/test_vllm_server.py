@@ -113,11 +113,43 @@ def sampled(body: bytes) -> tuple[list[int], list[float]]:
 
 
 async def under_way(pool: Replicas, model: Path, prompt: list[int], seed: int) -> asyncio.Task[bytes]:
-    """A long call, of which the server has sampled a part when a short one that came with it has ended. On a busy
-    machine it may be over all the same before the server hears of the next call."""
-    call = asyncio.create_task(generate(pool, model, prompt, max_tokens=450, seed=seed, ignore_eos=True))
-    await generate(pool, model, PROMPT, max_tokens=24, ignore_eos=True)
-    return call
+    """A call of which the server has sampled a part, held there until it is resumed. On a busy machine one may be over
+    before the server is asked to hold it; then it is made again."""
+    async with asyncio.timeout(DEADLINE):
+        while True:
+            call = asyncio.create_task(
+                generate(pool, model, prompt, max_tokens=450, seed=seed, ignore_eos=True)
+            )
+            await generate(pool, model, PROMPT, max_tokens=8)
+            await control(pool, "/pause?mode=keep")
+            done, _ = await asyncio.wait([call], timeout=1)
+            if not done:
+                return call
+            await control(pool, "/resume")
+
+
+async def control(pool: Replicas, route: str) -> None:
+    async with pool.http.post(pool.all[0].url + route) as response:
+        assert response.status == 200, await response.read()
+
+
+async def check_update(
+    pool: Replicas, model: Path, prompt: list[int], version: int, long: asyncio.Task[bytes], paths: list[Path]
+) -> None:
+    """After an update to `version`: a new call is the new policy's. What the one under way had sampled keeps the old
+    version and log-probs, and the rest is the new policy's, given all that stands before it."""
+    body = await generate(pool, model, PROMPT, max_tokens=16, seed=version)
+    tokens, logprobs = sampled(body)
+    assert read_spans(body, version) == [(version, len(tokens))]
+    expected = of_tokens(paths[version], [*PROMPT, *tokens])[len(PROMPT) - 1 :]
+    assert logprobs == pytest.approx(expected, abs=TOLERANCE)
+
+    tokens, logprobs = sampled(body := await long)
+    (old, before), (new, after) = read_spans(body, version)
+    assert (old, new) == (version - 1, version) and before > 0 and after > 0
+    for path, part in ((paths[old], slice(0, before)), (paths[new], slice(before, None))):
+        expected = of_tokens(path, prompt + tokens)[len(prompt) - 1 :]
+        assert logprobs[part] == pytest.approx(expected[part], abs=TOLERANCE)
 
 
 async def test_it_serves_the_weights_of_every_update(
@@ -126,27 +158,13 @@ async def test_it_serves_the_weights_of_every_update(
     """In place, with a request under way in each: what it had sampled keeps the old version and log-probs, and the
     rest is the new policy's, given all that stands before it. A prefix that the old weights cached is forgotten."""
     async with policy_pool(servers) as pool:
-        replica, crossed = pool.all[0], 0
+        replica = pool.all[0]
         for version in (1, 2, 3):
-            long = await under_way(pool, small_model, [version] * 20, seed=version)
+            prompt = [version] * 20
+            long = await under_way(pool, small_model, prompt, seed=version)
             await pool.update(replica, versions[version], version, DEADLINE)
             assert (replica.version, replica.state) == (version, "open")
-
-            body = await generate(pool, small_model, PROMPT, max_tokens=16, seed=version)
-            tokens, logprobs = sampled(body)
-            assert read_spans(body, version) == [(version, len(tokens))]
-            expected = of_tokens(versions[version], [*PROMPT, *tokens])[len(PROMPT) - 1 :]
-            assert logprobs == pytest.approx(expected, abs=TOLERANCE)
-
-            tokens, logprobs = sampled(body := await long)
-            spans, start = read_spans(body, version), 0
-            assert [number for number, _ in spans] in ([version - 1, version], [version - 1])
-            for number, count in spans:
-                part = slice(start, start := start + count)
-                expected = of_tokens(versions[number], [version] * 20 + tokens)[19:]
-                assert logprobs[part] == pytest.approx(expected[part], abs=TOLERANCE)
-            crossed += len(spans) == 2
-        assert crossed, "no request was under way in any update"
+            await check_update(pool, small_model, prompt, version, long, versions)
 
 
 async def test_its_candidates_are_the_heads_of_score_centering(servers: Servers, small_model: Path) -> None:
