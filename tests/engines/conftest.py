@@ -27,7 +27,7 @@ def vllm_python() -> Path:
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model whose heads have 32 dimensions: for fewer, vLLM has no attention on a CPU."""
-    return create_tiny_model(tmp_path_factory.mktemp("models") / "small", hidden_size=128)
+    return create_tiny_model(tmp_path_factory.mktemp("models") / "small", hidden_size=128, context=2048)
 
 
 @pytest.fixture(scope="session")

@@ -47,7 +47,7 @@ def servers(
 ) -> Iterator[Servers]:
     """Both start at the same time."""
     folder = tmp_path_factory.mktemp("servers")
-    block = {"model": {"path": str(small_model)}, "seq_len": 512, "max_batch_size": 4, "threads": 1}
+    block = {"model": {"path": str(small_model)}, "seq_len": 2048, "max_batch_size": 4, "threads": 1}
     policy = {**block, **settings(vllm_python), "api_key_var": "BRAID_TEST_KEY"}
     frozen = {**block, **settings(vllm_python, VLLM_SERVER_DEV_MODE="0")}
     with ExitStack() as stack:
@@ -215,16 +215,18 @@ def test_a_run_learns_from_it_as_a_teacher(servers: Servers, small_model: Path, 
 
 
 async def test_it_tells_how_many_calls_wait(servers: Servers, small_model: Path) -> None:
-    """Ten calls of four at a time: the rest waits."""
+    """Ten calls of four at a time: the rest waits. They are longer than a busy machine needs to say so, and given up
+    then."""
     async with policy_pool(servers) as pool:
         calls = [
-            asyncio.create_task(generate(pool, small_model, [65] * 20, max_tokens=450, ignore_eos=True))
+            asyncio.create_task(generate(pool, small_model, [65] * 20, max_tokens=2000, ignore_eos=True))
             for _ in range(10)
         ]
         async with asyncio.timeout(DEADLINE):
             while await engine_queue(pool) != 6:
                 await asyncio.sleep(0.01)
-        await asyncio.gather(*calls)
+        for call in calls:
+            call.cancel()
         async with asyncio.timeout(DEADLINE):
             while await engine_queue(pool) != 0:
                 await asyncio.sleep(0.01)
