@@ -84,6 +84,20 @@ class Launch:
         return "\n".join([self.output.read_text(), *logs])
 
 
+def command_lines(launch: Launch) -> dict[int, list[str]]:
+    """What follows `braid` of every process of a run, by process id."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if str(launch.run.configs) in " ".join(arguments):
+                found[int(entry.name)] = arguments[3:]
+    return found
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
     """Poll until `condition` holds; fails with `what` at the deadline."""
     deadline = time.monotonic() + timeout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import Launch, wait_until
+from tests.e2e.runs import Launch, command_lines, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -17,16 +17,7 @@ STEPS = 6
 
 def process_ids(launch: Launch) -> dict[str, int]:
     """Running processes of a run, by name."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(launch.run.configs) in " ".join(arguments):
-                found[arguments[3]] = int(entry.name)
-    return found
+    return {arguments[0]: pid for pid, arguments in command_lines(launch).items()}
 
 
 NO_RESTARTS = ("--inference.max_restarts", "0")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.accounts import check_accounts
-from tests.e2e.runs import Launch, wait_until
+from tests.e2e.runs import Launch, command_lines, wait_until
 
 pytestmark = pytest.mark.e2e
 
@@ -17,20 +17,6 @@ START = 240.0
 """Longest wait for a first step, in seconds: five processes start on few cores."""
 REPLICAS = ("--inference.replicas", "2")
 RANKS = ("--trainer.parallel.processes", "2")
-
-
-def command_lines(launch: Launch) -> dict[int, list[str]]:
-    """What follows `braid` of every process of a run, by process id."""
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            try:
-                arguments = (entry / "cmdline").read_bytes().decode().split("\0")
-            except (FileNotFoundError, ProcessLookupError):
-                continue
-            if str(launch.run.configs) in " ".join(arguments):
-                found[int(entry.name)] = arguments[3:]
-    return found
 
 
 def server_ids(launch: Launch) -> list[int]:

@@ -59,17 +59,22 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
                 metrics.log(step, row)
                 logger.info("step %d/%d: %s", step, config.max_steps, summary(row))
             if is_due(config, step):
-                save_checkpoint(
-                    run.trainer_checkpoint(step),
-                    learner.model,
-                    learner.optimizer,
-                    step,
-                    parallel,
-                    learner.moving_reference,
-                )
-                if parallel.leads:
-                    prune_checkpoints(run, config.checkpoint)
+                _save(learner, run, step)
         logger.info("trainer has done all %d steps", config.max_steps)
+
+
+def _save(learner: Learner, run: RunFolder, step: int) -> None:
+    """Save the state after `step`, and remove the checkpoints that need not stay."""
+    save_checkpoint(
+        run.trainer_checkpoint(step),
+        learner.model,
+        learner.optimizer,
+        step,
+        learner.parallel,
+        learner.moving_reference,
+    )
+    if learner.parallel.leads:
+        prune_checkpoints(run, learner.config.checkpoint)
 
 
 def is_due(config: TrainerConfig, step: int) -> bool:
