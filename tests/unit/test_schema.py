@@ -3,6 +3,7 @@
 import json
 import re
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,7 @@ def test_the_engine_of_the_editors_takes_the_comment_in_a_file(tmp_path: Path) -
 
     def lint(text: str) -> subprocess.CompletedProcess[str]:
         (tmp_path / "run.toml").write_text(f"#:schema ./braid.schema.json\n{text}")
-        command = ["taplo", "lint", "--colors", "never", "run.toml"]
+        command = [str(Path(sys.executable).parent / "taplo"), "lint", "--colors", "never", "run.toml"]
         return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
 
     assert lint((REPOSITORY / "examples" / "mixed" / "rl.toml").read_text()).returncode == 0

@@ -92,13 +92,15 @@ class RayLauncher:
         _connect(config)
         self.has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.groups = {name: self._reserve(name, members) for name, members in _groups(slots).items()}
+        self.reserved = {name: group.ready() for name, group in self.groups.items()}
+        """References that Ray answers once a group has its nodes; asked for once: a new one is never ready at once."""
         self.hired: dict[str, Hired] = {}
         self.trouble = ""
         """Why the last actor was lost while it was placed."""
 
     def place(self, slot: Slot) -> Place | None:
         """The node that Ray chooses, once it has."""
-        if not self._ready(self.groups[_group(slot)].ready()):
+        if not self._ready(self.reserved[_group(slot)]):
             return None
         hired = self.hired.get(slot.name)
         if hired is None or hired.lost:
