@@ -50,7 +50,7 @@ def _value_or_block(path: str, annotation: Any, field: FieldInfo, hidden: frozen
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     blocks = [member for member in members if _is_model(member)]
     if not blocks or set(members) - {*blocks, type(None)}:
-        yield Key(path, _type_name(annotation), _default(field), _described(field))
+        yield Key(path, type_name(annotation), default_of(field), described(field))
     for block in blocks:
         yield from keys_of(block, f"{path}.", hidden)
 
@@ -62,7 +62,7 @@ def _tagged_keys(
     tags = [str(tag_of(model)) for model in models]
     chosen = field.get_default(call_default_factory=True, validated_data={})
     default = getattr(chosen, "type", "none")
-    yield Key(f"{path}.type", "{" + ",".join(tags) + "}", default, _described(field))
+    yield Key(f"{path}.type", "{" + ",".join(tags) + "}", default, described(field))
     found: dict[str, Key] = {}
     owners: dict[str, list[str]] = {}
     for tag, model in zip(tags, models, strict=True):
@@ -98,22 +98,25 @@ def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
 
-def _type_name(annotation: Any) -> str:
+def type_name(annotation: Any) -> str:
+    """How a type is written: `int`, `str|none`, `{one,of,these}`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "{" + ",".join(map(str, arguments)) + "}"
     if origin in (Union, types.UnionType):
-        return "|".join(_type_name(argument) for argument in arguments)
+        return "|".join(type_name(argument) for argument in arguments)
     if origin is not None:
-        return f"{origin.__name__}[{', '.join(_type_name(argument) for argument in arguments)}]"
+        return f"{origin.__name__}[{', '.join(type_name(argument) for argument in arguments)}]"
     return "none" if annotation is type(None) else getattr(annotation, "__name__", str(annotation)).lower()
 
 
-def _described(field: FieldInfo) -> str:
+def described(field: FieldInfo) -> str:
+    """What a key means, in one line."""
     return " ".join((field.description or "").split())
 
 
-def _default(field: FieldInfo) -> str | None:
+def default_of(field: FieldInfo) -> str | None:
+    """A key's default as text; None: the key is required."""
     if field.is_required():
         return None
     default = field.get_default(call_default_factory=True, validated_data={})
