@@ -25,7 +25,7 @@ def usage() -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0 done, 1 failed, 2 bad configuration, 130 interrupted."""
+    """Run a command; returns its exit code: 0 done, 1 failed, 2 bad configuration, 130 interrupted, 143 terminated."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help"):
         print(usage())
@@ -36,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         return unknown_command(args[0])
     from braidrl.configs.errors import ConfigError, ConfigErrors
+    from braidrl.utils.termination import EXIT_CODE, Terminated
 
     try:
         module = importlib.import_module(f"braidrl.entrypoints.{args[0].replace('-', '_')}")
@@ -47,6 +48,9 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # somebody looked at the first lines only, with `head` say
         sys.stdout = None  # or closing it at exit would fail again
         return 1
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return EXIT_CODE
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from braidrl.monitors.record import outcome
 from tests.e2e.runs import Launch, command_lines, wait_until
 
 pytestmark = pytest.mark.e2e
@@ -49,13 +50,22 @@ def test_killed_process_ends_the_run_and_resume_finishes_it(
     assert launch.run.checkpoints()[-1] == STEPS
 
 
-def test_interrupt_stops_everything(tmp_path: Path, tiny_model_dir: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupt_stops_everything_and_resume_finishes_it(
+    tmp_path: Path, tiny_model_dir: Path, number: signal.Signals, code: int
+) -> None:
     launch = Launch(tmp_path, tiny_model_dir)
-    launcher = launch.start("--max_steps", "1000")
+    launcher = launch.start("--max_steps", "1000", "--checkpoint.interval", "1")
     wait_until(lambda: len(launch.rows("trainer")) >= 1, f"the first step\n{launch.report()}")
-    launcher.send_signal(signal.SIGINT)
-    assert launcher.wait(20) == 130
+    launcher.send_signal(number)
+    assert launcher.wait(20) == code
     assert process_ids(launch) == {}
+    assert outcome(launch.run).status == "interrupted"
+
+    steps = launch.run.checkpoints()[-1] + 1
+    launch.finish("--max_steps", str(steps), "--checkpoint.interval", "1", "--resume")
+    assert [row["step"] for row in launch.rows("trainer")] == list(range(1, steps + 1))
+    assert outcome(launch.run).status == "done"
 
 
 def test_killed_launcher_leaves_no_process_behind(tmp_path: Path, tiny_model_dir: Path) -> None:

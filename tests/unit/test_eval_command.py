@@ -18,6 +18,7 @@ from braidrl.configs.model import RendererConfig
 from braidrl.entrypoints.eval import open_output
 from braidrl.entrypoints.eval_target import orchestrator_config, resolve
 from braidrl.monitors.metrics import MetricsWriter
+from braidrl.monitors.record import outcome
 from braidrl.orchestrator.eval.standalone import open_evaluation
 from braidrl.orchestrator.replicas import ReplicaError
 from braidrl.utils.publish import publish_bytes
@@ -200,6 +201,7 @@ async def test_a_server_that_takes_tokens_gets_tokens(
     output = capsys.readouterr().out
     assert code == 0, output
     assert "held    0.750 ± 0.000  0.000   3         0       0.0%       5.0" in output
+    assert outcome(run).status == "done"
     assert all("token_ids" in request and request["model"] == "m" for request in model.requests)
     assert all(record["traces"][0]["nodes"][-1]["token_ids"] for record in recorded(run))
 
@@ -213,6 +215,7 @@ async def test_an_evaluation_of_which_every_episode_failed_has_failed(
     shown = capsys.readouterr()
     assert code == 1
     assert "every episode of held failed" in shown.err and "no such thing here" in shown.out
+    assert outcome(run).status == "failed" and outcome(run).error == "every episode of held failed"
     assert len(recorded(run)) == 3
 
 

@@ -5,6 +5,7 @@ import platform
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from braidrl.monitors import surroundings
 from braidrl.monitors.live import LiveState, read_live, write_live
 from braidrl.monitors.record import SILENT_SECONDS, Launch, RunRecord, outcome, read_record, recorded
 from braidrl.utils.run_folder import RunFolder
+from braidrl.utils.termination import Terminated
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
 from braidrl.monitors.record import recorded
 from braidrl.utils.run_folder import RunFolder
+from braidrl.utils.termination import Terminated
 with recorded(RunFolder(Path(sys.argv[1]))):
     print("recorded", flush=True)
     time.sleep(600)
@@ -82,6 +85,51 @@ def test_a_launcher_that_was_killed_is_found_out(tmp_path: Path) -> None:
         process.wait()
     seen = outcome(run)
     assert seen.status == "killed" and seen.ended == pytest.approx(run.record.stat().st_mtime)
+
+
+def test_sigterm_interrupts_and_the_record_says_so(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLEEPER, str(run.root)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    assert process.stdout is not None and process.stdout.readline() == b"recorded\n"
+    process.terminate()
+    _, errors = process.communicate(timeout=30)
+    assert errors.endswith(b"braidrl.utils.termination.Terminated\n"), errors
+    assert outcome(run).status == "interrupted"
+
+
+def test_while_a_run_ends_sigterm_does_not_disturb_it(tmp_path: Path) -> None:
+    """It is heard once; what was to happen on SIGTERM before is so again afterwards."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    run = RunFolder(tmp_path)
+    try:
+        with pytest.raises(Terminated), recorded(run):
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+        assert heard == [] and outcome(run).status == "interrupted"
+        signal.raise_signal(signal.SIGTERM)
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_run_may_be_recorded_in_any_thread(tmp_path: Path) -> None:
+    """Where no signal is heard."""
+    run = RunFolder(tmp_path)
+
+    def play() -> None:
+        with recorded(run):
+            pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    thread = threading.Thread(target=play)
+    thread.start()
+    thread.join(60)
+    assert outcome(run).status == "done" and signal.getsignal(signal.SIGTERM) == before
 
 
 def rewritten(run: RunFolder, **changes: object) -> Launch:

@@ -70,6 +70,7 @@ def test_runs_are_listed_with_status_and_last_metrics(
     header, *rows = shown(capsys, "runs", tmp_path)
     assert header.split() == [
         "run",
+        "kind",
         "status",
         "step",
         "reward",
@@ -81,10 +82,10 @@ def test_runs_are_listed_with_status_and_last_metrics(
         "took",
     ]
     cells = {row.split()[0]: row.split()[1:] for row in rows[:-1]}
-    assert cells[str(tmp_path / "good")][:6] == ["done", "4/4", "0.400", "-0.5000", "-", "0.5"]
-    assert cells[str(tmp_path / "deep" / "bad")][:3] == ["failed", "2/4", "0.200"]
-    assert cells[str(tmp_path / "killed")][:2] == ["killed", "3/4"]
-    assert cells[str(tmp_path / "old")][:2] == ["unknown", "4/4"] and len(cells) == 4
+    assert cells[str(tmp_path / "good")][:7] == ["rl", "done", "4/4", "0.400", "-0.5000", "-", "0.5"]
+    assert cells[str(tmp_path / "deep" / "bad")][:4] == ["rl", "failed", "2/4", "0.200"]
+    assert cells[str(tmp_path / "killed")][:3] == ["rl", "killed", "3/4"]
+    assert cells[str(tmp_path / "old")][:3] == ["rl", "unknown", "4/4"] and len(cells) == 4
     assert rows[-1] == f"{tmp_path / 'deep' / 'bad'}: trainer was killed by SIGKILL"
 
     listed = {
@@ -101,7 +102,20 @@ def test_a_run_that_runs_is_seen_by_another_process(tmp_path: Path) -> None:
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "300"}
         )
-    assert done.returncode == 0 and done.stdout.splitlines()[1].split()[1:3] == ["running", "1/4"]
+    assert done.returncode == 0 and done.stdout.splitlines()[1].split()[1:4] == ["rl", "running", "1/4"]
+
+
+def test_an_evaluation_is_listed_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = RunFolder(tmp_path / "held")
+    run.configs.mkdir(parents=True)
+    (run.configs / "eval.toml").write_text("seq_len = 64\n")
+    MetricsWriter(run.metrics("eval")).log(7, {"eval/a/reward/mean": 0.25, "eval/b/reward/mean": 0.75})
+    with recorded(run):
+        pass
+    _, row = shown(capsys, "runs", tmp_path)
+    assert row.split()[1:5] == ["eval", "done", "v7", "0.500"]
+    (listed,) = json.loads("\n".join(shown(capsys, "runs", tmp_path, "--json")))
+    assert (listed["kind"], listed["step"]) == ("eval", 7)
 
 
 def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -211,6 +225,6 @@ def test_supervised_fine_tuning_is_a_run_as_well(
     with pytest.raises(FileExistsError):
         main(["sft", "@", str(config)])
     _, row = shown(capsys, "runs", tmp_path)
-    assert row.split()[:3] == [str(root), "done", "1/1"]
+    assert row.split()[:4] == [str(root), "sft", "done", "1/1"]
     assert len(read_record(RunFolder(root))) == 1
     assert 'id = "reverse-text"' in (root / "config" / "sft.toml").read_text()

@@ -16,6 +16,7 @@ from braidrl.entrypoints.launchers.local import LocalLauncher
 from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
 from braidrl.entrypoints.options import Options, parse_options
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.monitors.record import recorded
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.threads import available_cores, environment
 
@@ -31,6 +32,10 @@ SHOWN_ERRORS = 3
 """Most kinds of errors that are printed."""
 
 Result = TypeVar("Result")
+
+
+class SourceFailed(RuntimeError):
+    """All episodes of a source ended in an error."""
 
 
 def main(args: list[str]) -> int:
@@ -54,21 +59,27 @@ def launch(config: EvalCommandConfig, target: Target, options: Options) -> int:
     open_output(run, target.version, options.clean)
     run.configs.mkdir(parents=True, exist_ok=True)
     (run.configs / CONFIG).write_text(to_toml(config))
-    target.prepare(config.model.dtype)
     try:
-        with Supervisor(LocalLauncher(config.stop_timeout)) as supervisor:
-            if target.served:
-                serve(supervisor, config, run)
-            metrics = evaluate(config, target, supervisor, options.verbose)
-    except ProcessFailed as failure:
+        with recorded(run):
+            target.prepare(config.model.dtype)
+            with Supervisor(LocalLauncher(config.stop_timeout)) as supervisor:
+                if target.served:
+                    serve(supervisor, config, run)
+                metrics = evaluate(config, target, supervisor, options.verbose)
+            print(f"episodes: {run.eval_episodes(target.version)}\nmetrics: {run.metrics('eval')}")
+            check_sources(config, metrics)
+    except (ProcessFailed, SourceFailed) as failure:
         print(f"braid eval: error: {failure}", file=sys.stderr)
         return 1
-    print(f"episodes: {run.eval_episodes(target.version)}\nmetrics: {run.metrics('eval')}")
+    return 0
+
+
+def check_sources(config: EvalCommandConfig, metrics: dict[str, float]) -> None:
+    """Raise `SourceFailed` where sources have no reward at all."""
     names = [source.name for source in config.source]
     dead = [name for name in names if metrics[f"eval/{name}/errors"] == metrics[f"eval/{name}/num"]]
-    for name in dead:
-        print(f"braid eval: error: every episode of {name} failed", file=sys.stderr)
-    return 1 if dead else 0
+    if dead:
+        raise SourceFailed(f"every episode of {', '.join(dead)} failed")
 
 
 def open_output(run: RunFolder, version: int, clean: bool) -> None:

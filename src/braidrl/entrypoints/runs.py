@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import statistics
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -55,13 +56,14 @@ def found(folder: Path) -> "list[Summary]":
 def show(summaries: "list[Summary]") -> None:
     from braidrl.report.table import print_table
 
-    header = ("run", "status", "step", *SHOWN, "started", "took")
+    header = ("run", "kind", "status", "step", *SHOWN, "started", "took")
     rows = [
         (
             str(each.run.root),
+            each.kind or ABSENT,
             each.outcome.status,
-            f"{_or_absent(each.step, str)}/{each.settings.get('max_steps', ABSENT)}",
-            *(_or_absent(each.metric(process, name), text.format) for process, name, text in SHOWN.values()),
+            _steps(each),
+            *(_or_absent(_value(each, process, name), text.format) for process, name, text in SHOWN.values()),
             _or_absent(each.started, lambda when: f"{datetime.fromtimestamp(when):%Y-%m-%d %H:%M}"),
             _or_absent(each.seconds, duration),
         )
@@ -84,6 +86,7 @@ def duration(seconds: float) -> str:
 def for_machines(summary: "Summary") -> dict[str, Any]:
     return {
         "run": str(summary.run.root),
+        "kind": summary.kind,
         "status": summary.outcome.status,
         "error": summary.outcome.error,
         "step": summary.step,
@@ -92,6 +95,22 @@ def for_machines(summary: "Summary") -> dict[str, Any]:
         "seconds": summary.seconds,
         "metrics": summary.last,
     }
+
+
+def _steps(summary: "Summary") -> str:
+    """`12/40`: how far it is; of an evaluation what was evaluated, `v40`."""
+    if summary.kind == "eval":
+        return _or_absent(summary.step, "v{}".format)
+    return f"{_or_absent(summary.step, str)}/{summary.settings.get('max_steps', ABSENT)}"
+
+
+def _value(summary: "Summary", process: str, name: str) -> float | None:
+    """The last value of a metric; the reward of an evaluation is the mean over its sources."""
+    if summary.kind == "eval" and name == "reward/mean":
+        row = summary.last.get("eval", {})
+        means = [value for key, value in row.items() if key.endswith("/reward/mean")]
+        return statistics.fmean(means) if means else None
+    return summary.metric(process, name)
 
 
 def _or_absent(value: Any, text: Callable[[Any], str]) -> str:

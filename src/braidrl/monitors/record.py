@@ -16,6 +16,7 @@ from braidrl.monitors.live import read_live
 from braidrl.monitors.surroundings import Repository, Surroundings, packages
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
+from braidrl.utils.termination import terminable
 
 SILENT_SECONDS = 120.0
 """A run on another machine is taken for dead when its folder has not moved for so long."""
@@ -66,7 +67,7 @@ class Outcome:
 
 @contextmanager
 def recorded(run: RunFolder, after: int = 0) -> Iterator[None]:
-    """Record in `run` what happens inside: that it runs, and then how it ended.
+    """Record in `run` what happens inside: that it runs, and then how it ended. SIGTERM interrupts it.
 
     Args:
         after: the step that it continues after.
@@ -79,18 +80,19 @@ def recorded(run: RunFolder, after: int = 0) -> Iterator[None]:
         text = msgspec.json.format(msgspec.json.encode(RunRecord(launches)), indent=2)
         publish_bytes(run.record, text + b"\n")
 
-    write()
-    try:
-        yield
-    except BaseException as error:
-        launch.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-        launch.error = None if launch.status == "interrupted" else _first_words(error)
-        raise
-    else:
-        launch.status = "done"
-    finally:
-        launch.ended = time.time()
+    with terminable():
         write()
+        try:
+            yield
+        except BaseException as error:
+            launch.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            launch.error = None if launch.status == "interrupted" else _first_words(error)
+            raise
+        else:
+            launch.status = "done"
+        finally:
+            launch.ended = time.time()
+            write()
 
 
 def read_record(run: RunFolder) -> list[Launch]:

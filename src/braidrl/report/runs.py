@@ -13,7 +13,8 @@ from braidrl.utils.run_folder import RunFolder
 
 DEPTH = 4
 """How deep below a folder runs are looked for."""
-CONFIGS = ("rl.toml", "sft.toml", "eval.toml")
+KINDS = ("rl", "sft", "eval")
+"""The commands that make runs; each leaves its resolved config under its name."""
 METRICS = ("trainer", "orchestrator", "eval")
 
 
@@ -24,6 +25,8 @@ class Summary:
     run: RunFolder
     outcome: Outcome
     launches: list[Launch] = field(default_factory=list)
+    kind: str | None = None
+    """One of `KINDS`; None: it has no config."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Its resolved config; empty where it has none."""
     last: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
@@ -31,8 +34,8 @@ class Summary:
 
     @property
     def step(self) -> int | None:
-        """The last step whose optimizer step was taken; None: none was."""
-        row = self.last.get("trainer")
+        """The last step whose optimizer step was taken, or the version that was evaluated; None: none was."""
+        row = self.last.get("eval" if self.kind == "eval" else "trainer")
         return None if row is None else int(row["step"])
 
     @property
@@ -71,10 +74,15 @@ def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[RunFolder]:
 def summarize(run: RunFolder) -> Summary:
     """Read a little of a run folder. Raises `ValueError` where its record or its config cannot be read."""
     rows = {name: row for name in METRICS if (row := last_row(run.metrics(name))) is not None}
-    return Summary(run, outcome(run), read_record(run), read_settings(run), rows)
+    return Summary(run, outcome(run), read_record(run), kind_of(run), read_settings(run), rows)
+
+
+def kind_of(run: RunFolder) -> str | None:
+    """The command that made a run; None where it left no config."""
+    return next((kind for kind in KINDS if (run.configs / f"{kind}.toml").is_file()), None)
 
 
 def read_settings(run: RunFolder) -> dict[str, Any]:
     """The resolved config of a run; empty where it has none."""
-    path = next((path for name in CONFIGS if (path := run.configs / name).is_file()), None)
-    return {} if path is None else tomllib.loads(path.read_text())
+    kind = kind_of(run)
+    return {} if kind is None else tomllib.loads((run.configs / f"{kind}.toml").read_text())

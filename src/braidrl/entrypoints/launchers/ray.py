@@ -19,6 +19,7 @@ from braidrl.configs.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
 from braidrl.entrypoints.launchers.local import LocalLauncher
+from braidrl.utils.termination import handler_kept
 
 try:
     import ray
@@ -202,12 +203,13 @@ def _connect(config: RLConfig) -> None:
         if config.ray.address != "auto":  # or Ray would try for minutes
             host, _, port = config.ray.address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        ray.init(
-            address=config.ray.address,
-            namespace=str(config.output_dir.absolute()),
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-        )
+        with handler_kept():  # with Ray's, SIGTERM would be a failure of the run
+            ray.init(
+                address=config.ray.address,
+                namespace=str(config.output_dir.absolute()),
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+            )
     except OSError as error:
         raise ConfigError(
             "ray.address",
