@@ -1,0 +1,97 @@
+"""What docs/migration.md says of Braid is true: keys with their values, metrics, commands, and defaults."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from braidrl.cli import COMMANDS
+from braidrl.configs.inherit import inherit
+from braidrl.configs.rl import RLConfig
+from braidrl.configs.schema import file_schema
+from tests.unit.metric_names import explained
+
+TEXT = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
+FRAMEWORKS = ("prime-rl", "TRL", "verl", "CODA")
+ENVIRONMENT = {"env": {"taskset": {"id": "reverse-text"}}}
+BASE = {"model": {"path": "model"}, "orchestrator": {"train": {"source": [ENVIRONMENT]}}}
+SCHEMA = file_schema(RLConfig)
+
+
+def column(kind: str) -> list[tuple[str, str]]:
+    """(framework, code) of everything in a column headed `Braid key`, `Braid metric` or `Braid command`."""
+    found = []
+    for framework in FRAMEWORKS:
+        section = TEXT.split(f"\n## {framework}\n")[1].split("\n## ")[0]
+        for table in section.strip().split("\n\n"):
+            head, *rows = table.split("\n")
+            if head.startswith(f"| {framework} | Braid {kind} |"):
+                cells = [re.split(r"(?<!\\) \| ?", row)[1] for row in rows[1:]]
+                found += [(framework, code) for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
+    return found
+
+
+def parts(node: dict[str, Any]) -> list[dict[str, Any]]:
+    """The schemas that a node may be, references followed and lists entered."""
+    if "$ref" in node:
+        return parts(SCHEMA["$defs"][node["$ref"].rpartition("/")[2]])
+    nested = [*node.get("anyOf", []), *node.get("allOf", []), *([node["items"]] if "items" in node else [])]
+    return [node, *(each for item in nested for each in parts(item))]
+
+
+def exists(path: str) -> bool:
+    """Whether a dotted path leads to a key of a run's file."""
+    nodes = [SCHEMA]
+    for name in path.split("."):
+        options = [part for node in nodes for part in parts(node)]
+        nodes = [part["properties"][name] for part in options if name in part.get("properties", {})]
+    return bool(nodes)
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return value
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_every_framework_has_tables_of_keys_metrics_and_commands(framework: str) -> None:
+    for kind, least in (("key", 20), ("metric", 5), ("command", 3)):
+        assert sum(owner == framework for owner, _ in column(kind)) >= least, kind
+
+
+def test_every_key_exists_and_takes_its_value() -> None:
+    for _, code in column("key"):
+        path, _, value = code.partition(" = ")
+        assert exists(path), code
+        if value:
+            setting = nested(path, tomllib.loads(f"value = {value}")["value"])
+            RLConfig.model_validate(inherit(inherit(BASE, {"trainer": {"loss": {"type": "grpo"}}}), setting))
+    assert not exists("trainer.optim.learning_rate") and not exists("orchestrator.train.source.ratio")
+
+
+def test_every_metric_is_explained() -> None:
+    assert {code for _, code in column("metric") if not explained(code)} == set()
+
+
+def test_every_command_exists() -> None:
+    for _, code in column("command"):
+        name, command = code.split()[:2]
+        assert (name, command in COMMANDS) == ("braid", True), code
+
+
+def test_the_defaults_are_those_of_the_config() -> None:
+    config = RLConfig.model_validate(BASE)
+    trainer, orchestrator = config.trainer, config.orchestrator
+    loss, algo = trainer.loss.model_dump(), orchestrator.train.algo.model_dump()
+    assert (algo["type"], algo["advantage_norm"]) == ("grpo", "group_mean")
+    assert (loss["type"], loss["eps"]) == ("ipo", 0.3)
+    assert (trainer.loss_agg_mode, trainer.mini_batches, trainer.entropy_coef) == ("token-mean", 1, 0)
+    assert trainer.reference_kl is None and trainer.is_correction is None
+    assert orchestrator.constant_trainer_batch_size and orchestrator.max_off_policy_steps == 1
+    assert orchestrator.train.group_size == 8
+    assert (trainer.optim.lr, trainer.optim.weight_decay, trainer.optim.betas[1]) == (1e-5, 0, 0.95)
+    row = "| learning rate, weight decay, second beta | 1e-5, 0, 0.95 |"
+    assert row in TEXT and "| group size | 8 |" in TEXT and "| versions that a batch may be old | 1 |" in TEXT
