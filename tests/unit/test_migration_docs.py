@@ -10,14 +10,14 @@ import pytest
 from braidrl.cli import COMMANDS
 from braidrl.configs.inherit import inherit
 from braidrl.configs.rl import RLConfig
-from braidrl.configs.schema import file_schema
+from tests.unit.key_paths import KeyPaths
 from tests.unit.metric_names import explained
 
 TEXT = (Path(__file__).parents[2] / "docs" / "migration.md").read_text()
 FRAMEWORKS = ("prime-rl", "TRL", "verl", "CODA")
 ENVIRONMENT = {"env": {"taskset": {"id": "reverse-text"}}}
 BASE = {"model": {"path": "model"}, "orchestrator": {"train": {"source": [ENVIRONMENT]}}}
-SCHEMA = file_schema(RLConfig)
+KEYS = KeyPaths(RLConfig)
 
 
 def column(kind: str) -> list[tuple[str, str]]:
@@ -31,23 +31,6 @@ def column(kind: str) -> list[tuple[str, str]]:
                 cells = [re.split(r"(?<!\\) \| ?", row)[1] for row in rows[1:]]
                 found += [(framework, code) for cell in cells for code in re.findall(r"`([^`]+)`", cell)]
     return found
-
-
-def parts(node: dict[str, Any]) -> list[dict[str, Any]]:
-    """The schemas that a node may be, references followed and lists entered."""
-    if "$ref" in node:
-        return parts(SCHEMA["$defs"][node["$ref"].rpartition("/")[2]])
-    nested = [*node.get("anyOf", []), *node.get("allOf", []), *([node["items"]] if "items" in node else [])]
-    return [node, *(each for item in nested for each in parts(item))]
-
-
-def exists(path: str) -> bool:
-    """Whether a dotted path leads to a key of a run's file."""
-    nodes = [SCHEMA]
-    for name in path.split("."):
-        options = [part for node in nodes for part in parts(node)]
-        nodes = [part["properties"][name] for part in options if name in part.get("properties", {})]
-    return bool(nodes)
 
 
 def nested(path: str, value: Any) -> dict[str, Any]:
@@ -65,11 +48,11 @@ def test_every_framework_has_tables_of_keys_metrics_and_commands(framework: str)
 def test_every_key_exists_and_takes_its_value() -> None:
     for _, code in column("key"):
         path, _, value = code.partition(" = ")
-        assert exists(path), code
+        assert KEYS.exist(path), code
         if value:
             setting = nested(path, tomllib.loads(f"value = {value}")["value"])
             RLConfig.model_validate(inherit(inherit(BASE, {"trainer": {"loss": {"type": "grpo"}}}), setting))
-    assert not exists("trainer.optim.learning_rate") and not exists("orchestrator.train.source.ratio")
+    assert not KEYS.exist("trainer.optim.learning_rate") and not KEYS.exist("orchestrator.train.source.ratio")
 
 
 def test_every_metric_is_explained() -> None:
