@@ -1,5 +1,6 @@
-"""Reward functions: how one is found, and those that need no code of your own."""
+"""Reward functions: how one is found, what it may return, and those that need no code of your own."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,21 @@ def reward_function(path: str) -> Callable[..., Any]:
         return plugged_fn(path)
     except (ValueError, OSError) as error:
         raise ImportError(str(error)) from None
+
+
+def reward_of(result: Any, path: str) -> float:
+    """What a reward function returned, as a number.
+
+    Raises:
+        TypeError: it is none, or not finite.
+    """
+    try:
+        reward = float("nan" if isinstance(result, str) else result)
+    except (TypeError, ValueError):
+        reward = math.nan
+    if not math.isfinite(reward):
+        raise TypeError(f"reward {path!r} returned {result!r:.200}; it must return a finite number")
+    return reward
 
 
 def exact(task: Any, trace: vf.Trace, *, key: str = "answer") -> float:

@@ -10,7 +10,7 @@ import verifiers.v1 as vf
 from pydantic import ConfigDict, Field, SerializeAsAny, ValidationError, model_validator
 
 from braid_tasks import Split, split_of
-from jsonl.rewards import reward_function
+from jsonl.rewards import reward_function, reward_of
 
 
 class JsonlTaskConfig(vf.TaskConfig):
@@ -62,7 +62,7 @@ class JsonlTask(vf.Task[JsonlData, vf.State, JsonlTaskConfig]):
     async def graded(self, trace: vf.Trace) -> float:
         """What the function says."""
         result = reward_function(self.config.reward)(self.data, trace, **self.config.reward_kwargs)
-        return await result if inspect.isawaitable(result) else result
+        return reward_of(await result if inspect.isawaitable(result) else result, self.config.reward)
 
 
 class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):

@@ -1,4 +1,23 @@
 """Braid: every environment keeps its own algorithm, every algorithm speaks one per-token language, one trainer
-executes it."""
+executes it.
+
+From Python: `run`, `environment`, `Loop` (docs/python.md), which are loaded when they are asked for.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from braidrl.api import Environment as Environment
+    from braidrl.api import Run as Run
+    from braidrl.api import environment as environment
+    from braidrl.api import run as run
 
 __version__ = "0.1.0"
+__all__ = ["Environment", "Run", "__version__", "environment", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module("braidrl.api"), name)

@@ -34,7 +34,19 @@ def main(args: list[str]) -> int:
     if options.dry_run:
         print(resolved_toml(config), end="")
         return 0
-    return launch(config, options)
+    run = RunFolder(config.output_dir)
+    try:
+        carry_out(config, run, open_run_folder(run, options), options)
+    except PlacementError as error:
+        print(f"braid rl: error: {error}", file=sys.stderr)
+        return 1
+    except ProcessFailed as failure:
+        print(
+            f"braid rl: error: {failure}\nthe other processes were stopped; continue with --resume",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
 
 
 def resolve(config: RLConfig) -> RLConfig:
@@ -69,37 +81,30 @@ def resolved_toml(config: RLConfig) -> str:
     return to_toml(config, without=chosen)
 
 
-def launch(config: RLConfig, options: Options) -> int:
-    """Run all processes to their end."""
-    run = RunFolder(config.output_dir)
-    resume_step = open_run_folder(run, options)
+def carry_out(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
+    """Run all processes to their end, in a folder that was made ready to go on after step `done`.
+
+    Raises `PlacementError` where there is no room, and `ProcessFailed` when a process dies.
+    """
     run.configs.mkdir(parents=True, exist_ok=True)
     (run.configs / "rl.toml").write_text(resolved_toml(config))
-    print(
-        f"run folder {run.root}" + (f", continuing after step {resume_step}" if resume_step else ""),
-        flush=True,
-    )
+    print(f"run folder {run.root}" + (f", continuing after step {done}" if done else ""), flush=True)
     resumes = config.ray.max_resumes if config.launcher == "ray" else 0
     while True:
         try:
-            with recorded(run, resume_step), tracking(config.tracker, run):
-                play(config, run, resume_step, options)
+            with recorded(run, done), tracking(config.tracker, run):
+                play(config, run, done, options)
             break
-        except PlacementError as error:
-            print(f"braid rl: error: {error}", file=sys.stderr)
-            return 1
         except ProcessFailed as failure:
-            print(f"braid rl: error: {failure}\nthe other processes were stopped", file=sys.stderr, end="")
             if not resumes:
-                print("; continue with --resume", file=sys.stderr)
-                return 1
+                raise
+            print(f"braid rl: error: {failure}\nthe other processes were stopped", file=sys.stderr, end="")
         resumes -= 1
-        resume_step = open_run_folder(run, Options(resume=True))
-        print(f"; the run goes on after step {resume_step}", file=sys.stderr, flush=True)
+        done = open_run_folder(run, Options(resume=True))
+        print(f"; the run goes on after step {done}", file=sys.stderr, flush=True)
     prune_checkpoints(run, config.checkpoint)
     forget_weights_before(run, config.max_steps, keep=run.published("checkpoints"))
     print(f"done: {config.max_steps} steps; the trained model lies in {run.weights(config.max_steps)}")
-    return 0
 
 
 def play(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:

@@ -54,6 +54,10 @@ class RunFolder:
         """JSONL, one line a step (`trainer`, `orchestrator`) or an evaluated version (`eval`)."""
         return self.root / "metrics" / f"{process}.jsonl"
 
+    def environment(self, number: int) -> Path:
+        """Prompts and reward of an environment that was given as Python objects, by its place in the config."""
+        return self.root / "environments" / str(number)
+
     def train_episodes(self, step: int) -> Path:
         """JSONL, one line an episode that was finished for this step's batch."""
         return self.root / "episodes" / "train" / f"step_{step:06d}.jsonl"

@@ -1,0 +1,40 @@
+"""Before anything runs: the config checked as `braid rl` checks it, the run folder ready."""
+
+import os
+from pathlib import Path
+
+from braidrl.api.config import Given
+from braidrl.configs.errors import ConfigError
+from braidrl.configs.rl import RLConfig
+from braidrl.entrypoints import rl
+from braidrl.entrypoints.launchers.plan import machines_of, plan
+from braidrl.entrypoints.options import Options
+from braidrl.entrypoints.resume import open_run_folder
+from braidrl.utils.run_folder import RunFolder
+
+
+def options_of(resume: bool | str | os.PathLike[str], clean: bool, quiet: bool, verbose: bool) -> Options:
+    """The flags of `braid rl`. Raises `ConfigError` for those that exclude each other."""
+    if resume and clean:
+        raise ConfigError("resume", "resume continues the run that clean would remove; give one of them")
+    if quiet and verbose:
+        raise ConfigError("quiet", "quiet shows less and verbose more; give one of them")
+    path = None if isinstance(resume, bool) else Path(resume)
+    return Options(resume=bool(resume), resume_from=path, clean=clean, quiet=quiet, verbose=verbose)
+
+
+def open_folder(given: Given, options: Options) -> tuple[RLConfig, RunFolder, int]:
+    """The resolved config, its run folder with the environments in it, and the step to go on after.
+
+    Raises `ConfigError`, and then nothing was touched.
+    """
+    if given.config.launcher == "slurm":
+        raise ConfigError(
+            "launcher", "a SLURM job is submitted by `braid rl`; from Python use 'local' or 'ray'"
+        )
+    config = rl.resolve(given.config)
+    plan(config, machines_of(config))  # whether there are enough GPUs
+    run = RunFolder(config.output_dir)
+    done = open_run_folder(run, options)
+    given.write(run)
+    return config, run, done
