@@ -11,7 +11,8 @@ of 64 tokens with log-probs. Two loads:
 - *flat out*: `--concurrent` callers, each of whom calls again at once, at engines that take no time.
 
 The overhead of a call is what its client waited besides what its engine took, at the median and the 99th percentile of
-calls through the gateway, less the same of direct calls.
+calls through the gateway, less the same of direct calls. The first quarter of the time, in which connections are
+opened, does not count. What is the client's own shows in how late its event loop was, and so does the gateway's.
 """
 
 import argparse
@@ -35,18 +36,48 @@ import numpy as np
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.gateway import SESSION_HEADER, Gateway
 from braidrl.orchestrator.replicas import GENERATE, Replicas
+from braidrl.utils.garbage import spare_what_is_there
 
 MODEL = "policy"
 PROMPT, ANSWER = list(range(512)), list(range(64))
 SAMPLING = {"temperature": 1.0, "max_tokens": len(ANSWER), "logprobs": 1}
 WARM_UP = 0.25
 """Share of the time whose calls do not count."""
+TICK = 0.005
+"""Seconds between two looks at how late an event loop is."""
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
 class _Answer(msgspec.Struct):
     request_id: str
     """The seconds that the engine took."""
+
+
+class Lateness:
+    """How late the event loop of this process is, looked at every `TICK` seconds while the context is open."""
+
+    def __init__(self) -> None:
+        self.notes: list[tuple[float, float]] = []
+        """(moment, seconds)."""
+
+    async def __aenter__(self) -> "Lateness":
+        self.task = asyncio.create_task(self._watch())
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.task.cancel()
+
+    async def _watch(self) -> None:
+        while True:
+            due = time.perf_counter() + TICK
+            await asyncio.sleep(TICK)
+            now = time.perf_counter()
+            self.notes.append((now, now - due))
+
+    def told(self, since: float) -> str:
+        """Of the time since a moment, in words."""
+        late = [1000 * seconds for moment, seconds in self.notes if moment >= since]
+        return f"loop late by {np.percentile(late, 99):.1f} ms at the 99th percentile, {max(late):.0f} ms at most"
 
 
 class Client:
@@ -64,13 +95,19 @@ class Client:
     async def load(self, rate: float) -> dict[str, object]:
         """Calls at `rate` a second, or flat out (0)."""
         connector = aiohttp.TCPConnector(limit=0)
-        async with aiohttp.ClientSession(connector=connector) as self.http, asyncio.TaskGroup() as group:
+        async with (
+            Lateness() as lateness,
+            aiohttp.ClientSession(connector=connector) as self.http,
+            asyncio.TaskGroup() as group,
+        ):
             if rate:
                 await self._arrive(group, rate)
             else:
                 for number in range(self.concurrent):
                     group.create_task(self._keep_calling(number))
-        return {"waits": self.waits, "rate": len(self.waits) / (self.end - self.counted_from)}
+        since = self.counted_from
+        answered = len(self.waits) / (self.end - since)
+        return {"waits": self.waits, "rate": answered, "since": since, "lateness": lateness.told(since)}
 
     async def _arrive(self, group: asyncio.TaskGroup, rate: float) -> None:
         gaps, at, number = random.Random(0), self.started, 0
@@ -149,10 +186,12 @@ async def compare(name: str, arguments: argparse.Namespace, rate: float, latency
         async with Gateway(GatewayConfig(), {MODEL: pool}, seed=0, context=4096) as gateway:
             for number in range(arguments.concurrent):
                 gateway.open_session(f"trace{number}", f"group/{number}", 1.0)
+            spare_what_is_there()  # as the orchestrator does
             busy, profiler = time.process_time(), cProfile.Profile()
             if arguments.profile:
                 profiler.enable()
-            through = await run_client([gateway.url], arguments, rate)
+            async with Lateness() as lateness:
+                through = await run_client([gateway.url], arguments, rate)
             profiler.disable()
             busy = time.process_time() - busy
             traffic = gateway.take_traffic()
@@ -169,6 +208,8 @@ async def compare(name: str, arguments: argparse.Namespace, rate: float, latency
     print(
         f"  ratio    {through['rate'] / direct['rate']:6.2f}; overhead median {added:.2f} ms, p99 {tail:.2f} ms a call"
     )
+    print(f"  client   {through['lateness']} (direct: {direct['lateness']})")
+    print(f"  gateway  {lateness.told(through['since'])}")
     print(
         f"  the gateway's processor {1000 * busy / traffic.requests:.2f} ms a call; {traffic.retries} retries"
     )
@@ -198,6 +239,7 @@ if __name__ == "__main__":
     parser.add_argument("--client", nargs="+", metavar="URL", help="be the client of these addresses alone")
     given = parser.parse_args()
     if given.client:
+        spare_what_is_there()
         print(json.dumps(asyncio.run(Client(given.client, given.concurrent, given.seconds).load(given.rate))))
     else:
         asyncio.run(main(given))

@@ -76,7 +76,7 @@ def launch(config: EvalCommandConfig, target: Target, options: Options) -> int:
 
 def check_sources(config: EvalCommandConfig, metrics: dict[str, float]) -> None:
     """Raise `SourceFailed` where sources have no reward at all."""
-    names = [source.name for source in config.source]
+    names = [str(source.name) for source in config.source]
     dead = [name for name in names if metrics[f"eval/{name}/errors"] == metrics[f"eval/{name}/num"]]
     if dead:
         raise SourceFailed(f"every episode of {', '.join(dead)} failed")

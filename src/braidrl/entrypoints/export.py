@@ -4,12 +4,42 @@ import argparse
 from pathlib import Path
 
 from braidrl.configs.errors import ConfigError
-from braidrl.utils.model_source import find_model
+from braidrl.utils.model_source import ModelSource, find_model
 
 DTYPES = ("float32", "bfloat16", "float16")
 
 
 def main(args: list[str]) -> int:
+    options = _parser().parse_args(args)
+    try:
+        source = find_model(options.source, options.step)
+    except (OSError, ValueError) as error:
+        raise ConfigError("source", str(error)) from None
+    if options.target.exists():
+        raise ConfigError("target", f"{options.target} is there already; name a new folder")
+    if options.adapter and options.dtype is not None:
+        raise ConfigError("--dtype", "an adapter is written as it was trained, in float32; leave it away")
+    try:
+        dtype = _export(source, options)
+    except OSError as error:
+        raise ConfigError("--base", str(error)) from None
+    except ValueError as error:
+        raise ConfigError("source", str(error)) from None
+    print(f"{options.target}: {source.checkpoint or source.weights} in {dtype}")
+    return 0
+
+
+def _export(source: ModelSource, options: argparse.Namespace) -> str:
+    """Write the folder; the type of its weights."""
+    from braidrl.trainer.export import export_adapter, export_model
+
+    if options.adapter:
+        export_adapter(source, options.target, options.base)
+        return "float32"
+    return export_model(source, options.target, options.dtype, options.base, options.trust_remote_code)
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="braid export", description=__doc__)
     parser.add_argument(
         "source", type=Path, help="a run folder, a checkpoint of one, or a Hugging Face folder to convert"
@@ -31,28 +61,4 @@ def main(args: list[str]) -> int:
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="allow the model folder to run its own Python code"
     )
-    options = parser.parse_args(args)
-    try:
-        source = find_model(options.source, options.step)
-    except (OSError, ValueError) as error:
-        raise ConfigError("source", str(error)) from None
-    if options.target.exists():
-        raise ConfigError("target", f"{options.target} is there already; name a new folder")
-    if options.adapter and options.dtype is not None:
-        raise ConfigError("--dtype", "an adapter is written as it was trained, in float32; leave it away")
-    from braidrl.trainer.export import export_adapter, export_model
-
-    try:
-        if options.adapter:
-            export_adapter(source, options.target, options.base)
-            dtype = "float32"
-        else:
-            dtype = export_model(
-                source, options.target, options.dtype, options.base, options.trust_remote_code
-            )
-    except OSError as error:
-        raise ConfigError("--base", str(error)) from None
-    except ValueError as error:
-        raise ConfigError("source", str(error)) from None
-    print(f"{options.target}: {source.checkpoint or source.weights} in {dtype}")
-    return 0
+    return parser

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import signal
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 
@@ -28,6 +28,7 @@ from braidrl.orchestrator.records import group_records, write_records
 from braidrl.orchestrator.replicas import Replicas
 from braidrl.orchestrator.sink import Sink
 from braidrl.transport.rollouts import BatchWriter
+from braidrl.utils.garbage import spare_what_is_there
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ def run(config: OrchestratorConfig, resume_step: int | None = None) -> None:
 
 async def _until_terminated(config: OrchestratorConfig, resume_step: int | None) -> None:
     """SIGTERM ends the run as an interrupt does: episodes are cancelled and their processes stopped."""
-    story = asyncio.create_task(orchestrate(config, resume_step))
+    story = asyncio.create_task(orchestrate(config, resume_step, spare_what_is_there))
     terminated = asyncio.Event()
 
     def terminate() -> None:
@@ -56,12 +57,19 @@ async def _until_terminated(config: OrchestratorConfig, resume_step: int | None)
         raise
 
 
-async def orchestrate(config: OrchestratorConfig, resume_step: int | None = None) -> None:
-    """Ship one batch a step, for `max_steps` steps, and evaluate on the way. Every wait has a deadline."""
+async def orchestrate(
+    config: OrchestratorConfig, resume_step: int | None = None, ready: Callable[[], None] | None = None
+) -> None:
+    """Ship one batch a step, for `max_steps` steps, and evaluate on the way. Every wait has a deadline.
+
+    `ready` is called when everything is there and work begins.
+    """
     done = resume_step or 0
     async with AsyncExitStack() as stack:
         house = await stack.enter_async_context(open_house(config, done))
         await house.start(done)
+        if ready is not None:
+            ready()
         async with house.at_work():
             for step in range(done + 1, config.max_steps + 1):
                 await house.step(step)

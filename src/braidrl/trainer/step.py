@@ -109,13 +109,7 @@ class Learner:
         sums, norms = MetricSums(masks), []
         for part in batch.mini_batches(self.config.mini_batches):
             if any((part.normalisers.rl, part.normalisers.ce, part.normalisers.ref_kl)):
-                if recorder is not None:
-                    recorder.begin(part)
-                gradient, norm = self._gradient(part, part.normalisers, recorder)
-                if not _is_finite(gradient.values(), norm):
-                    raise NonFiniteError(self._explain(step, part))
-                self.optimizer.step()
-                self.optimizer.zero_grad(set_to_none=True)
+                gradient, norm = self._update(step, part, recorder)
                 sums.add(gradient.sums)
                 norms.append(norm)
         self._refresh_reference(step)
@@ -166,6 +160,17 @@ class Learner:
         move_state(self.optimizer, device)
         if self.parallel.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _update(self, step: int, part: Batch, recorder: TokenRecorder | None) -> tuple[MetricSums, float]:
+        """Take one optimizer step; returns what `_gradient` does."""
+        if recorder is not None:
+            recorder.begin(part)
+        gradient, norm = self._gradient(part, part.normalisers, recorder)
+        if not _is_finite(gradient.values(), norm):
+            raise NonFiniteError(self._explain(step, part))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return gradient, norm
 
     def _prepare(self, samples: Sequence[TrainingSample]) -> tuple[Batch, dict[str, torch.Tensor]]:
         """The batch with the log-probs, masks and weights that are fixed for the whole step."""

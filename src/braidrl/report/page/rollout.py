@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -75,39 +76,53 @@ def _trace(
 ) -> dict[str, Any]:
     known = record["braid"]
     reward = known["rewards"].get(trace["id"])
+    trainable = trace["agent"].get("trainable", True)
+    circumstances = Circumstances(
+        kind=kind,
+        outcome=known["outcome"],
+        fate=fate,
+        trainable=trainable,
+        error=bool(trace.get("errors")) or bool(record.get("errors") and not record.get("ok", True)),
+        reward=reward is not None and math.isfinite(reward),
+    )
     own = {sample["branch"]: sample for sample in samples if sample["trace"] == trace["id"]}
-    seen: set[int] = set()
-    shown = []
-    for number, (path, trains) in enumerate(branches(trace)):
-        nodes = [trace["nodes"][each] for each in path]
-        length = sum(len(node["token_ids"]) for node in nodes)
-        circumstances = Circumstances(
-            kind=kind,
-            outcome=known["outcome"],
-            fate=fate,
-            trainable=trace["agent"].get("trainable", True),
-            error=bool(trace.get("errors")) or bool(record.get("errors") and not record.get("ok", True)),
-            reward=reward is not None and math.isfinite(reward),
-            compacted=not trains,
-            too_long=seq_len is not None and length > seq_len,
-            sample=own.get(number),
-        )
-        why = reasons(nodes, [each in seen for each in path], circumstances)
-        shown.append({"nodes": path, "why": why, "sample": own.get(number)})
-        seen.update(path)
-    calls = known["versions"].get(trace["id"], [])
+    versions = node_versions(trace, known["versions"].get(trace["id"], []))
     return {
         "id": trace["id"],
         "agent": trace["agent"].get("name", ""),
-        "trainable": trace["agent"].get("trainable", True),
+        "trainable": trainable,
         "reward": reward,
         "rewards": trace.get("rewards") or {},
         "metrics": trace.get("metrics") or {},
         "stop": trace.get("stop_condition"),
         "errors": trace.get("errors") or [],
-        "nodes": [_node(node, own) for node, own in zip(trace["nodes"], node_versions(trace, calls))],
-        "branches": shown,
+        "nodes": [_node(node, own) for node, own in zip(trace["nodes"], versions)],
+        "branches": _branches(trace, circumstances, own, seq_len),
     }
+
+
+def _branches(
+    trace: Mapping[str, Any],
+    circumstances: Circumstances,
+    samples: Mapping[int, Mapping[str, Any]],
+    seq_len: int | None,
+) -> list[dict[str, Any]]:
+    """Every branch with why its tokens did or did not train, in what holds for the whole trace, and its sample."""
+    seen: set[int] = set()
+    shown = []
+    for number, (path, trains) in enumerate(branches(trace)):
+        nodes = [trace["nodes"][each] for each in path]
+        length = sum(len(node["token_ids"]) for node in nodes)
+        here = replace(
+            circumstances,
+            compacted=not trains,
+            too_long=seq_len is not None and length > seq_len,
+            sample=samples.get(number),
+        )
+        why = reasons(nodes, [each in seen for each in path], here)
+        shown.append({"nodes": path, "why": why, "sample": here.sample})
+        seen.update(path)
+    return shown
 
 
 def _node(node: Mapping[str, Any], versions: list[int] | None) -> dict[str, Any]:

@@ -26,13 +26,7 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
     with data_parallel(shard_size=config.parallel.shard_size) as parallel:
         learner = Learner.load(config, parallel)
         if done:
-            load_checkpoint(
-                run.trainer_checkpoint(done),
-                learner.model,
-                learner.optimizer,
-                parallel,
-                learner.moving_reference,
-            )
+            _restore(learner, run, done)
         if (done or config.lora is not None) and not run.weights(done).exists():
             learner.publish(run, done)  # v0 too, of an adapter: engines load the model without one
         batches, metrics = BatchReader(run), MetricsWriter(run.metrics("trainer"))
@@ -61,6 +55,11 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
             if is_due(config, step):
                 _save(learner, run, step)
         logger.info("trainer has done all %d steps", config.max_steps)
+
+
+def _restore(learner: Learner, run: RunFolder, step: int) -> None:
+    checkpoint = run.trainer_checkpoint(step)
+    load_checkpoint(checkpoint, learner.model, learner.optimizer, learner.parallel, learner.moving_reference)
 
 
 def _save(learner: Learner, run: RunFolder, step: int) -> None:
