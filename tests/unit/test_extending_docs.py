@@ -64,8 +64,9 @@ def test_the_renderer_stamps_every_turn_and_extends_it(
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "my_renderer", raising=False)
     block = tomllib.loads(snippets(section("A renderer"), "toml")[0])["orchestrator"]["renderer"]
-    renderer = load_renderer(str(tiny_model_dir), RendererConfig(**block))
-    qwen3 = load_renderer(str(tiny_model_dir), RendererConfig(name="qwen3"))
+    extends = {"thinking_retention": "all"}
+    renderer = load_renderer(str(tiny_model_dir), RendererConfig(**block, **extends))
+    qwen3 = load_renderer(str(tiny_model_dir), RendererConfig(name="qwen3", **extends))
     asked, stamped = ([{"role": "user", "content": text}] for text in ("tea?", "> tea?"))
     prompt = renderer.render_ids(asked, add_generation_prompt=True)
     assert prompt == qwen3.render_ids(stamped, add_generation_prompt=True)
