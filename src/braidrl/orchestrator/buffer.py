@@ -114,6 +114,12 @@ class Buffer:
         self.shipped += 1
         return Batch(step, sorted(order[:count], key=lambda trace: trace.group.place))
 
+    def take_all(self, step: int) -> Batch:
+        """All that waits, as the batch of `step`, however much it is."""
+        traces, self.ready = sorted(self.ready, key=lambda trace: trace.group.place), []
+        self.shipped += 1
+        return Batch(step, traces)
+
     def unship(self) -> None:
         """The batch that was taken last trains nothing and is not sent."""
         self.shipped -= 1

@@ -145,7 +145,7 @@ class House:
                     task.cancel()
         except BaseExceptionGroup as error:
             with suppress(OSError):  # what ended the run matters more
-                await self._record(self.sink.buffer.shipped + 1, self.sink.take_ended())
+                await self.record(self.sink.buffer.shipped + 1, self.sink.take_ended())
             raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
@@ -169,8 +169,8 @@ class House:
             step - 1,
             step,
         )
-        self._report(batch, {"seconds/step": time.perf_counter() - started, "seconds/policy_wait": waited})
-        await self._record(step, ended)
+        self.report(batch, {"seconds/step": time.perf_counter() - started, "seconds/policy_wait": waited})
+        await self.record(step, ended)
         if saves:
             checkpoint.save(self.run_folder, step, state)
 
@@ -180,22 +180,13 @@ class House:
         await self.policy.wait_visited(self.config.max_steps)
         logger.info("done: %d steps", self.config.max_steps)
 
-    # -- helpers
-
-    async def _adapt(self) -> None:
-        limits = AdaptiveConcurrency(self.config.min_concurrent, self.config.max_concurrent)
-        queue = partial(engine_queue, self.policy.replicas)
-        await adapt(limits, queue, lambda: self.dispatcher.episodes, self.dispatcher.limit)
-
-    async def _on_version(self, version: int) -> None:
-        self.dispatcher.wake()
-        await self.evaluator.visit(version)
-
-    async def _record(self, step: int, ended: Ended) -> None:
+    async def record(self, step: int, ended: Ended) -> None:
+        """Write down what has ended while the batch of `step` was collected."""
         self.ledger.write(step, ended.fates)
         await write_records(self.run_folder.train_episodes(step), group_records(ended.groups, step))
 
-    def _report(self, batch: Batch, seconds: dict[str, float]) -> None:
+    def report(self, batch: Batch, seconds: dict[str, float]) -> None:
+        """Write the line of metrics of a batch."""
         traffic = self.gateway.take_traffic()
         staleness = [trace.staleness(batch.step) for trace in batch.traces]
         tokens = [len(sample.token_ids) for trace in batch.traces for sample in trace.samples]
@@ -229,6 +220,17 @@ class House:
                 f"algorithm/{env.name}/{name}": value for name, value in env.algorithm.metrics().items()
             }
         self.metrics.log(batch.step, metrics)
+
+    # -- helpers
+
+    async def _adapt(self) -> None:
+        limits = AdaptiveConcurrency(self.config.min_concurrent, self.config.max_concurrent)
+        queue = partial(engine_queue, self.policy.replicas)
+        await adapt(limits, queue, lambda: self.dispatcher.episodes, self.dispatcher.limit)
+
+    async def _on_version(self, version: int) -> None:
+        self.dispatcher.wake()
+        await self.evaluator.visit(version)
 
     def _waits(self) -> str:
         evals = f"{self.evaluator.running} evaluation episodes, " if self.evaluator.running else ""

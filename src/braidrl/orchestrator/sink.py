@@ -159,6 +159,11 @@ class Sink:
             self._skip(batch)
         return None
 
+    def take_all(self, step: int) -> Batch:
+        """What there is, as the batch of `step`, for whoever sets its size: it has ended, all of it."""
+        self._settle()
+        return self.buffer.take_all(step)
+
     async def credit(self, batch: Batch) -> bool:
         """Let the algorithms that wait for a whole batch score their part of it, and drop what then carries no
         signal; False if nothing is left, and the batch is skipped.
