@@ -1,4 +1,4 @@
-"""The `algorithm` section: what it expands into, what stands beside it, what is refused."""
+"""The `algorithm` section: what it expands into, and what stands beside it."""
 
 import re
 import tomllib
@@ -14,15 +14,7 @@ from braidrl.configs.loss import CustomLossConfig, GRPOLossConfig, GSPOLossConfi
 from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from braidrl.configs.recipe import RecipeConfig, settings
 from braidrl.configs.rl import RLConfig
-
-MINIMAL = """\
-model:
-  path: m
-orchestrator:
-  train:
-    source:
-      - env: {taskset: {id: reverse-text}}
-"""
+from tests.unit.recipes import MINIMAL, dry_run
 
 
 @pytest.fixture(scope="module")
@@ -42,14 +34,6 @@ def run(algorithm: dict[str, Any] | None = None, **blocks: Any) -> RLConfig:
     return RLConfig.model_validate(
         {"model": {"path": "m"}, "orchestrator": {"train": train}, **blocks, **section}
     )
-
-
-def dry_run(tmp_path: Path, text: str, *flags: str) -> int:
-    (tmp_path / "run.yaml").write_text(text)
-    return main(["rl", "@", str(tmp_path / "run.yaml"), *flags, "--dry-run"])
-
-
-# -- what it expands into
 
 
 def test_the_example_is_the_keys_that_the_processes_read(
@@ -122,33 +106,36 @@ def test_every_block_has_the_seeds_defaults_when_it_is_on() -> None:
     assert trainer.reference_kl == ReferenceKLConfig(path="models/base")
 
 
+EVERYTHING = {
+    "advantage_norm_mode": "batch_mean",
+    "policy_loss": "gspo",
+    "loss_agg_mode": "seq-mean-token-mean",
+    "clip_ratio_low": 3e-4,
+    "clip_ratio_high": 4e-4,
+    "entropy_coef": 0.01,
+    "is_correction": {
+        "enable": True,
+        "action": "mask",
+        "level": "geometric",
+        "lower_bound": 0.9,
+        "upper_bound": 1.1,
+    },
+    "m2po": {"enable": True, "threshold": 0.01},
+    "opsm": {"enable": True, "delta": 0.2},
+    "ref_kl": {
+        "enable": True,
+        "coef": 0.01,
+        "kl_type": "k1",
+        "use_unbiased_kl": True,
+        "update_interval": 5,
+        "ref_dist_ckpt_path": "outputs/run/checkpoints/step_000100",
+    },
+}
+"""A section in which every key differs from its default."""
+
+
 def test_everything_reaches_its_place() -> None:
-    section = {
-        "advantage_norm_mode": "batch_mean",
-        "policy_loss": "gspo",
-        "loss_agg_mode": "seq-mean-token-mean",
-        "clip_ratio_low": 3e-4,
-        "clip_ratio_high": 4e-4,
-        "entropy_coef": 0.01,
-        "is_correction": {
-            "enable": True,
-            "action": "mask",
-            "level": "geometric",
-            "lower_bound": 0.9,
-            "upper_bound": 1.1,
-        },
-        "m2po": {"enable": True, "threshold": 0.01},
-        "opsm": {"enable": True, "delta": 0.2},
-        "ref_kl": {
-            "enable": True,
-            "coef": 0.01,
-            "kl_type": "k1",
-            "use_unbiased_kl": True,
-            "update_interval": 5,
-            "ref_dist_ckpt_path": "outputs/run/checkpoints/step_000100",
-        },
-    }
-    config = run(section)
+    config = run(EVERYTHING)
     assert config.orchestrator.train.algo == GRPOConfig(advantage_norm="batch_mean")
     trainer = config.trainer
     assert trainer.loss == GSPOLossConfig(clip_ratio_low=3e-4, clip_ratio_high=4e-4)
@@ -262,106 +249,6 @@ def test_what_the_user_wrote_is_not_changed() -> None:
     RLConfig.model_validate(data)
     assert data["algorithm"] == {"policy_loss": "gspo"}
     assert data["trainer"] == {"loss": {}}
-
-
-# -- what is refused
-
-
-@pytest.mark.parametrize(
-    ("section", "flags", "message"),
-    [
-        (
-            "{clip_ratio_low: 0.3}",
-            "--trainer.loss.clip_ratio_low 0.2",
-            'algorithm.clip_ratio_low is 0.3, but trainer.loss.clip_ratio_low is "0.2"; the first stands for',
-        ),
-        (
-            "{policy_loss: grpo}",
-            "--trainer.loss.type ipo",
-            'algorithm.policy_loss is "grpo", but trainer.loss.type is "ipo"',
-        ),
-        (
-            "{clip_ratio_low: 0.3}",
-            "--trainer.loss.type ipo",
-            'algorithm.clip_ratio_low is 0.3, but trainer.loss.type is "ipo"; the first stands for trainer.loss.cli',
-        ),
-        (
-            "{advantage_estimator: grpo}",
-            "--orchestrator.train.algo.type rae",
-            'algorithm.advantage_estimator is "grpo", but orchestrator.train.algo.type is "rae"',
-        ),
-        (
-            "{advantage_norm_mode: none}",
-            "--orchestrator.train.algo.type rae",
-            'algorithm.advantage_norm_mode is "none", but orchestrator.train.algo.type is "rae"',
-        ),
-        (
-            "{m2po: {enable: false}}",
-            "--trainer.m2po.threshold 0.1",
-            "algorithm.m2po.enable is false, but trainer.m2po is set",
-        ),
-        (
-            "{m2po: {enable: true}}",
-            "--trainer.m2po None",
-            'algorithm.m2po.threshold is 0.04, but trainer.m2po is "None"',
-        ),
-        (
-            "{opsm: {enable: true, delta: 0.2}}",
-            "--trainer.opsm.delta 0.1",
-            'algorithm.opsm.delta is 0.2, but trainer.opsm.delta is "0.1"',
-        ),
-        (
-            "{ref_kl: {enable: true, ref_hf_model_path: a}}",
-            "--trainer.reference_kl.path b",
-            'algorithm.ref_kl.ref_hf_model_path is "a", but trainer.reference_kl.path is "b"',
-        ),
-        (
-            "{ref_kl: {enable: true}}",
-            "",
-            "algorithm.ref_kl: enable needs one reference, and none is set: set ref_hf_model_path to a Hugging "
-            "Face folder, or ref_dist_ckpt_path to a checkpoint",
-        ),
-        (
-            "{ref_kl: {enable: true, ref_hf_model_path: a, ref_dist_ckpt_path: b}}",
-            "",
-            "algorithm.ref_kl: enable needs one reference, and two are set",
-        ),
-        ("{clip_ratio_hi: 1}", "", "did you mean 'algorithm.clip_ratio_high'? [{file}]"),
-        ("{is_correction: {enabled: true}}", "", "did you mean 'algorithm.is_correction.enable'? [{file}]"),
-        ("{opsm: {reference: old}}", "", "algorithm.opsm.reference: unknown key; valid here: enable, delta"),
-        (
-            "{advantage_norm_mode: zscore}",
-            "",
-            "algorithm.advantage_norm_mode: input should be 'group_mean', 'group_zscore'",
-        ),
-        (
-            "{advantage_estimator: mine}",
-            "",
-            "'mine' is not \"grpo\"; for an algorithm of your own, or another",
-        ),
-        ("{policy_loss: custom}", "", 'trainer.loss.type ("custom" takes trainer.loss.import_path)'),
-        ("{clip_ratio_c: 1}", "", "algorithm.clip_ratio_c: input should be greater than 1 (got 1)"),
-        ("{loss_agg_mode: prompt}", "", "algorithm.loss_agg_mode: input should be 'token-mean' or 'seq-mean"),
-        ("[1]", "", "algorithm: input should be a valid dictionary"),
-        (
-            "{m2po: {enable: true}}",
-            "--trainer.use_rollout_log_probs true",
-            "remove m2po, or set use_rollout_log_probs = false",
-        ),
-        (
-            "{advantage_norm_mode: batch_mean}",
-            "--orchestrator.train.algo.length_weighted_baseline true",
-            'remove length_weighted_baseline, or set advantage_norm = "group_mean"',
-        ),
-    ],
-)
-def test_what_does_not_fit_is_one_line_that_names_both_keys(
-    section: str, flags: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert dry_run(tmp_path, f"{MINIMAL}algorithm: {section}\n", *flags.split()) == 2
-    (error,) = capsys.readouterr().err.splitlines()
-    assert message.replace("{file}", str(tmp_path / "run.yaml")) in error
-    assert error.startswith("braid rl: error: ")
 
 
 def test_help_has_the_section(capsys: pytest.CaptureFixture[str]) -> None:

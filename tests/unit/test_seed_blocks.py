@@ -81,34 +81,26 @@ def test_the_blocks_fit_the_environments_that_they_name(shared_dir: Path) -> Non
 
 def test_what_the_blocks_say_is_what_runs(shared_dir: Path) -> None:
     runs = [run_config(block) for block in blocks_of(shared_dir)]
-    band, centered, own = (run.trainer.loss for run in runs[5:8])
+    check_losses(runs[5:8])
+    check_algorithms([run.orchestrator for run in runs[:5] + runs[8:]])
+
+
+def check_losses(runs: list[RLConfig]) -> None:
+    band, centered, own = (run.trainer.loss for run in runs)
     assert (band.type, band.ratio_low, band.ratio_high, band.adv_tau) == ("icepop", 0.2, 5.0, 1.0)
     assert (centered.type, centered.score_centering, centered.head_size) == ("icepop", True, 128)
-    assert runs[6].orchestrator.train.capture_head == 128
+    assert runs[1].orchestrator.train.capture_head == 128
     assert own.model_dump() == {
         "type": "custom",
         "import_path": "my_module.ppo_clip_loss",
         "kwargs": {"clip_eps": 0.2},
     }
-    configs = [run.orchestrator for run in runs[:5] + runs[8:]]
+
+
+def check_algorithms(configs: list[OrchestratorConfig]) -> None:
     algos = [config.train.source[-1].algo for config in configs]
-    assert [algo.type for algo in algos] == [
-        *(
-            "opd",
-            "grpo",
-            "echo",
-            "echo",
-            "echo",
-            "grpo",
-            "grpo",
-            "grpo",
-            "hierarchical_grpo",
-            "rae",
-            "opsd",
-            "grpo",
-            "grpo",
-        ),
-    ]
+    types = "opd grpo echo echo echo grpo grpo grpo hierarchical_grpo rae opsd grpo grpo"
+    assert " ".join(algo.type for algo in algos) == types
     assert algos[0].teacher.base_url == ["http://localhost:8001/v1"]
     assert algos[2].roles.alphas == {"tool": 0.25, "user": 0.05}
     assert algos[3].filter.model_dump() == {
