@@ -15,7 +15,7 @@ from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.unit.groups import group_of
 
 TEXT = (Path(__file__).parents[2] / "docs" / "curricula.md").read_text()
-BLOCKS = re.findall(r"```toml\n(.*?)```", TEXT, re.DOTALL)
+BLOCKS = re.findall(r"```toml\n(\[\[?orchestrator.*?)```", TEXT, re.DOTALL)
 
 
 def taskset() -> ReverseTextTaskset:

@@ -1,27 +1,45 @@
-"""Documents are true: what they name exists, and their configuration validates."""
+"""Documents are true: what they name exists, their configuration validates, their Python runs."""
 
+import json
 import re
+import sys
 import tomllib
+from collections.abc import Callable
+from importlib.metadata import EntryPoint
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from braidrl.cli import COMMANDS
-from braidrl.configs.eval_command import EvalCommandConfig
+from braidrl.configs.algorithm import EchoConfig
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.inherit import inherit
 from braidrl.configs.load import load_config
+from braidrl.configs.plugins import ALGORITHM, GATE, LOSS, SAMPLER
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig
+from braidrl.entrypoints.rl import resolve
+from braidrl.entrypoints.schema import CONFIGS, config_class
+from braidrl.orchestrator.train.algo import make_algorithm
+from tests.unit.documents import BLOCKS, DOCUMENTS, REPOSITORY, Block, blocks_of, name_of
+from tests.unit.episodes import episode, trace
+from tests.unit.shell_lines import SHELLS
 
-REPOSITORY = Path(__file__).parents[2]
-DOCUMENTS = sorted(
-    [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("examples/**/*.md")]
-)
 BASE = {
     "model": {"path": "model"},
     "orchestrator": {"train": {"source": [{"env": {"taskset": {"id": "reverse-text"}}}]}},
 }
+READERS: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
+KINDS = {kind.group: kind for kind in (ALGORITHM, LOSS, SAMPLER, GATE)}
+PLAIN = ("text", "nginx")
+"""Languages of blocks that are neither configuration nor code: what is printed, pictures, and the proxies that
+test_gateway_tls tries."""
+ELSEWHERE = {
+    "docs/extending.md": ("braid_bounded", "a package that is written and tested by `braid new-algorithm`")
+}
+"""Modules that Python in a document imports and this environment lacks, and why."""
 
 
 def test_every_field_case_has_the_tests_that_it_names() -> None:
@@ -31,23 +49,95 @@ def test_every_field_case_has_the_tests_that_it_names() -> None:
     assert {name for name in named if f"def {name}(" not in sources} == set()
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_links_and_commands_of_a_document_exist(document: Path) -> None:
     text = document.read_text()
     for target in re.findall(r"\]\((?!https?://|#)([^)#]+)", text):
         assert (document.parent / target).exists(), target
-    for command in re.findall(r"^\s*(?:\$ |\.venv/bin/)?braid ([a-z-]+)", text, flags=re.MULTILINE):
+    for command in re.findall(
+        r"(?:^\s*(?:\$ |\.venv/bin/)?|`)braid ([a-z][a-z-]*)", text, flags=re.MULTILINE
+    ):
         assert command in COMMANDS, command
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
-def test_toml_of_a_document_validates(document: Path) -> None:
-    for block in re.findall(r"```toml\n(.*?)```", document.read_text(), flags=re.DOTALL):
-        data = tomllib.loads(block)
-        if block.startswith("# eval.toml"):
-            EvalCommandConfig.model_validate(data)
-        else:
-            RLConfig.model_validate(inherit(BASE, data))
+def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
+    """`test_docs_commands` has the shells."""
+    kinds = {*READERS, *SHELLS, *PLAIN, "python"}
+    assert [block.place for block in BLOCKS if block.language not in kinds] == []
+    for block in BLOCKS:
+        if block.language in PLAIN:  # what should be checked is not hidden as text
+            assert not re.search(
+                r"^(?:braid [a-z-]+ |pip |python |\[\[?[\w.]+\]\]?$)", block.text, re.MULTILINE
+            ), block.place
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a reader is, with modules of their own."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    known = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - known:
+        if (tmp_path / f"{name}.py").exists():
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
+def test_python_runs_and_configuration_resolves(document: Path, folder: Path) -> None:
+    """Blocks of Python that are named (`# my_module.py`) become modules, which the configuration may name."""
+    names: dict[str, Any] = {"__name__": "document"}
+    for block in blocks_of(document):
+        if block.language == "python":
+            run_python(block, names, folder)
+    for block in blocks_of(document):
+        if block.language in READERS:
+            check_config(block)
+
+
+def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
+    """Run it after the blocks before it."""
+    if named := re.match(r"# (\w+\.py)\n", block.text):
+        (folder / named[1]).write_text(block.text)
+    lacking, _ = ELSEWHERE.get(name_of(block.document), ("", ""))
+    try:
+        exec(compile(block.text, block.place, "exec"), names)
+    except ModuleNotFoundError as error:
+        assert error.name is not None and error.name.partition(".")[0] == lacking, block.place
+
+
+def check_config(block: Block) -> None:
+    """As the command would that reads it: `# eval.toml` in its first line says which; else `braid rl`."""
+    data = READERS[block.language](block.text)
+    if "project" in data:
+        check_entry_points(block, data["project"]["entry-points"])
+        return
+    named = re.match(r"# (\w+)\.(?:toml|yaml|json)\n", block.text)
+    if named is not None and named[1] in CONFIGS:
+        config_class(named[1]).model_validate(data)
+    else:
+        resolve(RLConfig.model_validate(inherit(BASE, data)))
+
+
+def check_entry_points(block: Block, groups: dict[str, dict[str, str]]) -> None:
+    """Of a package: its groups are Braid's, and the document has the classes."""
+    for group, entries in groups.items():
+        assert group in KINDS, block.place
+        for name, value in entries.items():
+            target = EntryPoint(name, value, group).attr
+            assert f"class {target}({KINDS[group].base.__name__})" in block.document.read_text(), block.place
+
+
+async def test_the_filter_of_echo_drops_what_it_says(folder: Path) -> None:
+    (written,) = re.findall(
+        r"```python\n(# my_module.py\n.*?)```", (REPOSITORY / "docs/algorithms.md").read_text(), re.DOTALL
+    )
+    (folder / "my_module.py").write_text(written)
+    filtering = {"import_path": "my_module.drop_warnings", "kwargs": {"patterns": ["WARNING"]}}
+    item = trace(roles=[("user", 2), ("assistant", 1), ("tool", 2), ("assistant", 1), ("tool", 3)])
+    item.nodes[2].message.content = "WARNING: deprecated"
+    await make_algorithm(EchoConfig.model_validate({"filter": filtering})).finalize_episode(episode(item))
+    assert item.branches[0].loss_weights("ce") == [0, 0, 0, 0, 0, 0, 0.1, 0.1, 0.1]
 
 
 @pytest.mark.parametrize(
