@@ -41,7 +41,7 @@ class Computed(NamedTuple):
 
 def numbers(name: str) -> list[float | None]:
     """A column of the first table."""
-    place = 2 + COLUMNS.index(name)
+    place = 1 + COLUMNS.index(name)
     return [float(cells[place]) if cells[place] else None for cells in TOKENS.values()]
 
 
@@ -49,7 +49,7 @@ def played(episodes: dict[str, Episode]) -> list[Episode]:
     """With the log-probs that the table gives the tokens that were sampled."""
     for letter, item in episodes.items():
         rows = [cells for token, cells in TOKENS.items() if token.startswith(letter)]
-        mu = iter([math.log(float(cells[2])) for cells in rows if cells[0] == "policy"])
+        mu = iter([math.log(float(cells[1])) for cells in rows if cells[0] == "rl"])
         for node in item.traces[0].nodes:
             node.logprobs = [next(mu) for _ in range(sum(node.mask))]
     return list(episodes.values())
@@ -88,11 +88,11 @@ def computed(samples: list[TrainingSample], probabilities: list[float]) -> Compu
 async def test_every_number_of_the_tokens_is_the_codes() -> None:
     row, pulls, _ = computed(await shipped(), numbers("pi"))
     assert len(row.segments) > 1 and row.segments[0].length == 3  # prompts and the first token are held once
-    said_by = [cells[0] for cells in TOKENS.values()]
-    for index, (speaker, advantage, weight) in enumerate(
-        zip(said_by, numbers("advantage"), numbers("weight"), strict=True)
+    components = [cells[0] for cells in TOKENS.values()]
+    for index, (component, advantage, weight) in enumerate(
+        zip(components, numbers("advantage"), numbers("weight"), strict=True)
     ):
-        stream = row.rl_weights if speaker == "policy" else row.ce_weights
+        stream = row.rl_weights if component == "rl" else row.ce_weights
         assert stream[index] == pytest.approx(weight)
         assert row.advantages[index] == (advantage or 0)
     assert pulls == pytest.approx(numbers("pull"), abs=5e-4)
@@ -104,7 +104,7 @@ async def test_every_metric_is_the_codes_and_the_sum_of_its_terms() -> None:
     assert len(shown) > 5
     for name, value in shown.items():
         assert metrics[name] == pytest.approx(value, abs=5e-4), name
-    terms, components = numbers("term"), [cells[1] for cells in TOKENS.values()]
+    terms, components = numbers("term"), [cells[0] for cells in TOKENS.values()]
     for name in ("rl", "ce"):
         own = [term for term, component in zip(terms, components, strict=True) if component == name]
         assert sum(own) / len(own) == pytest.approx(metrics[f"loss/{name}"], abs=1e-3)
