@@ -33,6 +33,7 @@ BASE = {
 }
 READERS: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
 KINDS = {kind.group: kind for kind in (ALGORITHM, LOSS, SAMPLER, GATE)}
+EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PLAIN = ("text", "nginx")
 """Languages of blocks that are neither configuration nor code: what is printed, pictures, and the proxies that
 test_gateway_tls tries."""
@@ -58,6 +59,8 @@ def test_links_and_commands_of_a_document_exist(document: Path) -> None:
         r"(?:^\s*(?:\$ |\.venv/bin/)?|`)braid ([a-z][a-z-]*)", text, flags=re.MULTILINE
     ):
         assert command in COMMANDS, command
+    for extras in re.findall(r"\bbraidrl\[([\w,-]+)\]", text):
+        assert {*extras.split(",")} <= EXTRAS.keys(), extras
 
 
 def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
