@@ -13,7 +13,7 @@ from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.step import Learner
 from braidrl.utils.run_folder import RunFolder
 from tests.stub_trainer import orchestrator_config
-from tests.unit.documents import REPOSITORY
+from tests.unit.documents import REPOSITORY, blocks_of
 from tests.unit.report_runs import record_run
 from tests.unit.trainer_batches import trainer_config
 
@@ -26,6 +26,7 @@ env.taskset.id = "reverse-text"
 FILES = {
     "run.toml": RUN,
     "base.toml": RUN,
+    "mine.toml": "max_steps = 20\n",
     "experiment.toml": "[trainer.optim]\nlr = 1e-4\n",
     "eval.toml": '[[source]]\nenv.taskset.id = "reverse-text"\n',
     "inference.toml": '[model]\npath = "models/my-model"\n',
@@ -65,14 +66,22 @@ class Stage:
         (folder / "models" / "my-model").symlink_to(model)
         self.run(folder / "outputs" / "run", [])
 
+    def write(self, document: Path) -> None:
+        """Write the files that a document shows."""
+        for block in blocks_of(document):
+            if block.file is not None:
+                (self.folder / block.file).write_text(block.text)
+
     def files(self, args: list[str]) -> list[str]:
         """The same words, with the config files that they name where this process finds them."""
         found = list(args)
         for at, word in enumerate(args[:-1]):
             name = args[at + 1]
-            if word == "@" and name in FILES:
+            if word != "@" or (self.folder / name).exists():
+                continue
+            if name in FILES:
                 (self.folder / name).write_text(FILES[name])
-            elif word == "@":
+            else:
                 assert (REPOSITORY / name).is_file(), f"there is no file {name}"
                 found[at + 1] = str(REPOSITORY / name)
         return found
