@@ -24,6 +24,12 @@ class Block:
     text: str
 
     @property
+    def file(self) -> str | None:
+        """The file that it shows, by its first line: `# eval.toml`."""
+        named = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
+        return named[1] if named else None
+
+    @property
     def place(self) -> str:
         """`docs/losses.md:52`."""
         return f"{name_of(self.document)}:{self.line}"

@@ -100,8 +100,8 @@ def test_python_runs_and_configuration_resolves(document: Path, folder: Path) ->
 
 def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
     """Run it after the blocks before it."""
-    if named := re.match(r"# (\w+\.py)\n", block.text):
-        (folder / named[1]).write_text(block.text)
+    if block.file is not None:
+        (folder / block.file).write_text(block.text)
     lacking, _ = ELSEWHERE.get(name_of(block.document), ("", ""))
     try:
         exec(compile(block.text, block.place, "exec"), names)
@@ -115,9 +115,9 @@ def check_config(block: Block) -> None:
     if "project" in data:
         check_entry_points(block, data["project"]["entry-points"])
         return
-    named = re.match(r"# (\w+)\.(?:toml|yaml|json)\n", block.text)
-    if named is not None and named[1] in CONFIGS:
-        config_class(named[1]).model_validate(data)
+    command = Path(block.file or "").stem
+    if command in CONFIGS:
+        config_class(command).model_validate(data)
     else:
         resolve(RLConfig.model_validate(inherit(BASE, data)))
 
