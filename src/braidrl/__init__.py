@@ -12,9 +12,10 @@ if TYPE_CHECKING:
     from braidrl.api import Run as Run
     from braidrl.api import environment as environment
     from braidrl.api import run as run
+    from braidrl.api.loop import Loop as Loop
 
 __version__ = "0.1.0"
-__all__ = ["Environment", "Run", "__version__", "environment", "run"]
+__all__ = ["Environment", "Loop", "Run", "__version__", "environment", "run"]
 
 
 def __getattr__(name: str) -> Any:

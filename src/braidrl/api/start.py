@@ -38,3 +38,21 @@ def open_folder(given: Given, options: Options) -> tuple[RLConfig, RunFolder, in
     done = open_run_folder(run, options)
     given.write(run)
     return config, run, done
+
+
+def by_hand(config: RLConfig) -> RLConfig:
+    """The same, for a loop that one process runs. Raises `ConfigError` for what it cannot do."""
+    for path, value, allowed in (
+        ("launcher", config.launcher, "local"),
+        ("trainer.parallel.processes", config.trainer.parallel.processes, 1),
+        ("trainer.weights.transfer", config.trainer.weights.transfer, "filesystem"),
+        ("share_device", config.share_device, False),
+    ):
+        if value != allowed:
+            raise ConfigError(
+                path, f"is {value!r}, but a Loop trains in one process; set it to {allowed!r}, or use run"
+            )
+    config = config.model_copy(deep=True)
+    config.orchestrator.max_off_policy_steps = 0
+    config.orchestrator.oversampling_factor = 1.0
+    return config
