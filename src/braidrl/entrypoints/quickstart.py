@@ -180,9 +180,9 @@ class Quickstart:
 
 NEXT = """
 what to try next:
-  every rollout, readable     head -c 2000 {run}/episodes/train/step_000001.jsonl
-  every metric                tail -n 1 {run}/metrics/trainer.jsonl
-  another learning rate       braid rl @ {recipe}/rl.toml --model.path {model} \\
-                                --output-dir outputs/try --trainer.optim.lr 1e-3
-  strictly on-policy          ... --orchestrator.max_off_policy_steps 0
-  a 135M-parameter model      see examples/grpo/README.md"""
+  every token of every rollout  braid report {run}
+  every metric                  tail -n 1 {run}/metrics/trainer.jsonl
+  another learning rate         braid rl @ {recipe}/rl.toml --model.path {model} \\
+                                  --output-dir outputs/try --trainer.optim.lr 1e-3
+  strictly on-policy            ... --orchestrator.max_off_policy_steps 0
+  a 135M-parameter model        see {recipe}/README.md"""
