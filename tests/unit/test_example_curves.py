@@ -1,6 +1,7 @@
 """The picture of what each algorithm's example learnt, from what the runs left."""
 
 import json
+import re
 from pathlib import Path
 
 from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
@@ -9,9 +10,12 @@ from braidrl.utils.run_folder import RunFolder
 from curves import CURVES, draw, exploitability, points
 
 
-def test_every_algorithm_has_a_curve() -> None:
+def test_every_algorithm_has_a_curve_and_says_what_to_expect() -> None:
     built_in = {name for name, thing in ALGORITHMS.items() if thing.origin == BUILT_IN}
     assert {curve.example for curve in CURVES} | {"rae"} == built_in
+    text = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    expected = text.split("\n## What to expect\n")[1].split("\n## ")[0]
+    assert set(re.findall(r"^\| `(\w+)` \|", expected, re.MULTILINE)) - {"type"} == built_in
 
 
 def test_a_curve_skips_steps_without_its_metric_and_the_picture_is_drawn(tmp_path: Path) -> None:
