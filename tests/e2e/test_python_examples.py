@@ -1,0 +1,50 @@
+"""The one-file example and the notebook run from top to bottom, and what they teach is learnt."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+import braidrl
+
+pytestmark = pytest.mark.e2e
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+@pytest.mark.timeout(600)
+def test_the_one_file_example_learns(tmp_path: Path) -> None:
+    """And what it leaves goes on from the command line: its config, functions included, is plain TOML."""
+    script = EXAMPLES / "one_file.py"
+    assert len(script.read_text().splitlines()) < 40
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path), "0"], capture_output=True, text=True, timeout=580
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    run = braidrl.Run(tmp_path / "run")
+    assert run.rewards[0] < 0.15 and run.rewards[-1] > 0.5
+    assert f"{run.rewards[-1]:.2f} in the last one" in done.stdout
+    again = [sys.executable, "-m", "braidrl.cli", "rl", "@", str(run.folder / "config" / "rl.toml")]
+    flags = ["--output-dir", str(tmp_path / "again"), "--max-steps", "1", "--model.path", str(run.weights)]
+    subprocess.run([*again, *flags], check=True, timeout=180, cwd=tmp_path)
+    assert braidrl.Run(tmp_path / "again").rewards[0] > 0.5
+
+
+@pytest.mark.timeout(600)
+def test_the_notebook_runs_and_its_run_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    notebook = nbformat.read(EXAMPLES / "braid.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in notebook.cells)
+    monkeypatch.setenv("BRAID_NOTEBOOK_FOLDER", str(tmp_path))
+    NotebookClient(notebook, timeout=500, kernel_name="python3").execute()
+    run, loop = braidrl.Run(tmp_path / "run"), braidrl.Run(tmp_path / "loop")
+    assert run.rewards[-1] > run.rewards[0] + 0.2
+    assert len(loop.rewards) == len(loop.metrics()) == 5
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    data = [output.data for output in outputs if "data" in output]
+    assert sum("image/png" in each for each in data) == 1
+    assert sum(bool(re.search("background: rgba", each.get("text/html", ""))) for each in data) >= 2
+    text = "".join(output.text for output in outputs if output.output_type == "stream")
+    assert "served now: version 1" in text and "version 5: entropy" in text
