@@ -11,7 +11,7 @@ DOCUMENTS = sorted(
     for pattern in ("*.md", "docs/**/*.md", "examples/**/*.md", "benchmarks/**/*.md", "environments/**/*.md")
     for path in REPOSITORY.glob(pattern)
 )
-FENCE = re.compile(r"^( *)(`{3,})(\S*)\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r"^( *)(`{3,})(\S*)[^\n]*\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)

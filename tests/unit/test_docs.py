@@ -4,7 +4,7 @@ import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
@@ -67,6 +67,8 @@ def test_links_and_commands_of_a_document_exist(document: Path) -> None:
 def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
     """`test_docs_commands` has the shells."""
     kinds = {*READERS, *SHELLS, *PLAIN, "python"}
+    fences = [re.findall(r"^ *(?:```|~~~)", document.read_text(), re.MULTILINE) for document in DOCUMENTS]
+    assert sum(map(len, fences)) == 2 * len(BLOCKS)
     assert [block.place for block in BLOCKS if block.language not in kinds] == []
     for block in BLOCKS:
         if block.language in PLAIN:  # what should be checked is not hidden as text
@@ -76,7 +78,7 @@ def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a reader is, with modules of their own. Runs that are started from Python end before processes begin."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(rl, "carry_out", lambda *_: None)
