@@ -1,6 +1,6 @@
 """Tasks from a file, graded by a function of yours."""
 
-from jsonl.pickled import pickled
+from jsonl.pickles import pickled
 from jsonl.rewards import contains, exact
 from jsonl.taskset import JsonlConfig, JsonlData, JsonlTask, JsonlTaskConfig, JsonlTaskset
 

@@ -29,7 +29,10 @@ class Background:
         await self._stop.wait()
 
     def start(self, work: Coroutine[Any, Any, Result]) -> Future[Result]:
-        """Let it run; cancelling the future cancels it."""
+        """Let it run; cancelling the future cancels it. Raises `RuntimeError` after `close`."""
+        if not self._thread.is_alive():
+            work.close()
+            raise RuntimeError("it was closed; open a new one")
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def call(self, work: Coroutine[Any, Any, Result], check: Callable[[], None]) -> Result:

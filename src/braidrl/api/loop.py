@@ -1,14 +1,14 @@
 """The loop in your own hands: sample, score, train step, publish."""
 
 import atexit
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack
 from typing import Any, Self
 
 import torch
 
-from braidrl.api.background import STOP_SECONDS, Background
+from braidrl.api.background import STOP_SECONDS, Background, Result
 from braidrl.api.config import Config, read
 from braidrl.api.plane import Plane
 from braidrl.api.runs import Run
@@ -174,7 +174,7 @@ class Loop:
             learner.publish(self._folder, 0)  # engines load the model without an adapter
         return learner
 
-    def _call(self, work: Any) -> Any:
+    def _call(self, work: Coroutine[Any, Any, Result]) -> Result:
         return self._background.call(work, self._check)
 
     def _check(self) -> None:

@@ -35,7 +35,7 @@ class Environment:
 
     def pickled(self) -> bytes:
         """The reward function as a file holds it. Raises `ConfigError` where it cannot leave this process."""
-        from jsonl.pickled import dump_reward
+        from jsonl.pickles import dump_reward
 
         try:
             return dump_reward(self.reward)
