@@ -92,6 +92,8 @@ def page_of(path: Path) -> str:
     """The Markdown that shows a file or a folder."""
     if path.suffix == ".md":
         return path.read_text()
+    if path.suffix == ".ipynb":
+        return notebook(json.loads(path.read_text()))
     title = f"# `{path.relative_to(REPOSITORY).as_posix()}`\n\n"
     if path.is_dir():
         return title + "".join(
@@ -99,8 +101,6 @@ def page_of(path: Path) -> str:
             for each in sorted(path.iterdir())
             if each.is_file()
         )
-    if path.suffix == ".ipynb":
-        return title + notebook(json.loads(path.read_text()))
     return title + fenced(path.read_text(), path.suffix[1:])
 
 
