@@ -93,11 +93,8 @@ def run(words: list[str], stage: Stage) -> str:
         return pip(args)
     if "/" in words[0]:
         return "" if os.access(REPOSITORY / words[0], os.X_OK) else "there is no such program"
-    return (
-        ""
-        if program in TOOLS and shutil.which(program, path=Path(sys.executable).parent)
-        else "no rule for it"
-    )
+    known = program in TOOLS and shutil.which(program, path=Path(sys.executable).parent)
+    return "" if known else "no rule for it"
 
 
 def braid(args: list[str], stage: Stage) -> str:
@@ -108,7 +105,10 @@ def braid(args: list[str], stage: Stage) -> str:
         shutil.rmtree(args[2])
     if command in DRY and "--dry-run" not in args:
         args.append("--dry-run")
-    code = main(args)
+    try:
+        code = main(args)
+    except SystemExit as end:  # --help, or what argparse does not know
+        code = end.code
     return f"exit code {code}" if code else ""
 
 
@@ -130,7 +130,6 @@ def pip(args: list[str]) -> str:
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = re.findall(r"(?:braidrl|\.)\[([\w,-]+)\]", " ".join(args))
     unknown = [extra for names in named for extra in names.split(",") if extra not in extras]
-    lacking = [
-        name for flag, name in pairwise(args) if flag in ("-c", "-r") and not (REPOSITORY / name).exists()
-    ]
+    files = [name.partition("[")[0] for flag, name in pairwise(args) if flag in ("-c", "-e", "-r")]
+    lacking = [name for name in files if not (Path(name).exists() or (REPOSITORY / name).exists())]
     return " ".join(f"there is no {each}" for each in (*unknown, *lacking))
