@@ -1,5 +1,6 @@
 """What each example must have learnt, measured on what its run left behind and on the policies themselves."""
 
+import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from measure import ASSISTANT, exploitability, nll
 
 LAST_STEPS = 3
 """Steps over which a metric's end is averaged."""
+GAIN = 0.1
+"""By how much the held-out reward of `difficulty_pool` must rise in fewer steps than in source order."""
 
 
 @dataclass(frozen=True)
@@ -75,6 +78,13 @@ def halved(run: Path, metric: str) -> Measure:
 def fell(name: str, before: float, after: float, to_less_than: float = 1.0) -> Measure:
     """A figure fell to less than this share of what it was."""
     return Measure(name, before, after, after < to_less_than * before)
+
+
+def steps_to_gain(run: Path, gain: float, source: str = "heldout") -> float:
+    """The first evaluated version whose mean reward is at least `gain` above that of the first; infinite if none is."""
+    evaluated = heldout_rewards(RunFolder(run), source)
+    reached = (item.version for item in evaluated if item.mean >= evaluated[0].mean + gain)
+    return float(min(reached, default=math.inf))
 
 
 @contextmanager
@@ -172,6 +182,13 @@ def sft(folder: Path) -> list[Measure]:
     return [fell("NLL of held-out teacher text", before, after), reward_up(student[1])]
 
 
+def difficulty_pool(folder: Path) -> list[Measure]:
+    outputs = folder / "outputs" / "difficulty_pool"
+    plain, pools = (steps_to_gain(outputs / run, GAIN) for run in ("standard", "rl"))
+    name = f"steps until the held-out reward is {GAIN} up, in source order -> with pools"
+    return [Measure(name, plain, pools, pools < plain), reward_up(outputs / "rl")]
+
+
 def only_reward(name: str, *sources: str) -> Criterion:
     """The criterion of an example whose reward must rise, on every evaluation source."""
     return lambda folder: [reward_up(folder / "outputs" / name / "rl", source) for source in sources]
@@ -187,6 +204,7 @@ CRITERIA: dict[str, Criterion] = {
     "opsd": opsd,
     "sft": sft,
     "multi_teacher_opd": multi_teacher_opd,
+    "difficulty_pool": difficulty_pool,
     "mixed": only_reward("mixed", "short", "guessing", "long"),
 }
 """What every example must show."""
