@@ -12,13 +12,14 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from braidrl.configs import eval_command, rl
+from braidrl.configs.eval_command import SHARED_COPIES as COPIES_OF_EVAL
 from braidrl.configs.faults import models_in
 from braidrl.configs.reference import described, type_name
+from braidrl.configs.rl import SHARED_COPIES as COPIES_OF_RL
 from braidrl.entrypoints.commands import COMMANDS
 from braidrl.entrypoints.schema import CONFIGS, config_class
 
-HIDDEN = {"rl": rl.SHARED_COPIES, "eval": eval_command.SHARED_COPIES}
+HIDDEN = {"rl": COPIES_OF_RL, "eval": COPIES_OF_EVAL}
 """Keys that `--help` of a command leaves out: they are set at the root."""
 LIMITS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "not empty"}
 """How the bounds of a key are written."""
