@@ -39,7 +39,7 @@ class Run:
 
     @property
     def rewards(self) -> list[float]:
-        """Mean reward of the episodes of each step, in the order of the steps."""
+        """Mean reward of the episodes that ended in each step, in order, without steps in which none did."""
         return training_curve(self._files)[1]
 
     def metrics(

@@ -49,9 +49,8 @@ def by_hand(config: RLConfig) -> RLConfig:
         ("share_device", config.share_device, False),
     ):
         if value != allowed:
-            raise ConfigError(
-                path, f"is {value!r}, but a Loop trains in one process; set it to {allowed!r}, or use run"
-            )
+            remedy = f"set it to {allowed!r}, or use run"
+            raise ConfigError(path, f"is {value!r}; a Loop trains in this process alone: {remedy}")
     config = config.model_copy(deep=True)
     config.orchestrator.max_off_policy_steps = 0
     config.orchestrator.oversampling_factor = 1.0
