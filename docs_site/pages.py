@@ -47,22 +47,23 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     def follow(link: re.Match[str]) -> str:
         target = resolve(here, link[1])
-        return f"/{site_path(target)}" if target.exists() else link[1]
+        return f"/{site_path(target)}" if target else link[1]
 
     return LINK.sub(follow, markdown)
 
 
 def linked(here: Path, content: str) -> Iterator[Path]:
-    """What exists in the repository of that which a file with this content links to."""
+    """What a file with this content links to in the repository."""
     for link in LINK.findall(content):
-        target = resolve(here, link)
-        if target.exists() and target.is_relative_to(REPOSITORY):
+        if target := resolve(here, link):
             yield target
 
 
-def resolve(here: Path, link: str) -> Path:
-    """What a link of a file or folder means; of a folder that has one, its README."""
+def resolve(here: Path, link: str) -> Path | None:
+    """What a link of a file or folder means, of a folder that has one its README; None: nothing in the repository."""
     target = ((here if here.is_dir() else here.parent) / link).resolve()
+    if not (target.exists() and target.is_relative_to(REPOSITORY)):
+        return None
     return target / "README.md" if (target / "README.md").exists() else target
 
 
