@@ -183,6 +183,6 @@ what to try next:
   every token of every rollout  braid report {run}
   every metric                  tail -n 1 {run}/metrics/trainer.jsonl
   another learning rate         braid rl @ {recipe}/rl.toml --model.path {model} \\
-                                  --output-dir outputs/try --trainer.optim.lr 1e-3
+                                  --output_dir outputs/try --trainer.optim.lr 1e-4
   strictly on-policy            ... --orchestrator.max_off_policy_steps 0
   a 135M-parameter model        see {recipe}/README.md"""
