@@ -49,8 +49,11 @@ class Run:
         return read_metrics(self._files.metrics(process))
 
     def episodes(self, step: int) -> list[dict[str, Any]]:
-        """The recorded episodes of a step, as verifiers writes them, with exact floats: every trace's nodes have
-        `token_ids`, `logprobs`, `advantages`, ...; `braid` says outcome and policy versions. None: no such step."""
+        """The recorded episodes of a step, as verifiers writes them, with exact floats; none of a step that is not there.
+
+        Nodes of traces have `token_ids` with a `mask`, and `logprobs` and `advantages` of the tokens at the mask, which
+        were sampled; `braid` says outcome, rewards and policy versions.
+        """
         path = self._files.train_episodes(step)
         return (
             [msgspec.json.decode(line) for line in path.read_bytes().splitlines()] if path.is_file() else []
