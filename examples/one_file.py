@@ -25,7 +25,7 @@ run = braidrl.run(
         "max_steps": 40,
         "seq_len": 64,
         "seed": int(seed),
-        "trainer": {"optim": {"lr": 3e-3}},
+        "trainer": {"optim": {"lr": 5e-3}},
         "orchestrator": {
             "batch_size": 64,
             "renderer": {"name": "qwen3", "enable_thinking": False},

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from braidrl.api.start import open_folder, options_of
 from braidrl.configs.errors import ConfigError, ConfigErrors
 from braidrl.configs.load import to_toml
 from braidrl.configs.rl import RLConfig
+from braidrl.entrypoints import rl
 from braidrl.utils.run_folder import RunFolder
 from tests.unit.environments import play, tasks
 from tests.unit.scripted_model import ScriptedModel
@@ -123,6 +125,18 @@ def test_environments_become_plain_config_in_the_run_folder(tmp_path: Path) -> N
     assert config.orchestrator.eval.source[0].env["taskset"] == blocks[0]
     assert [len(tasks("jsonl", **{**block, "id": "jsonl"})) for block in blocks[:2]] == [2, 1]
     assert {path.name for path in (run.root / "environments").iterdir()} == {"0", "1"}
+
+
+def test_what_a_run_leaves_runs_again_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    environment = braidrl.environment(["a"], lambda completion: 0.0)
+    config, run, _ = open_folder(read(config_of(tmp_path, {"env": environment})), options_of(*[False] * 4))
+    run.configs.mkdir()
+    (run.configs / "rl.toml").write_text(rl.resolved_toml(config))
+    flags = ["--output-dir", str(tmp_path / "again"), "--seed", "3", "--dry-run"]
+    assert rl.main(["@", str(run.configs / "rl.toml"), *flags]) == 0
+    again = RLConfig.model_validate(tomllib.loads(capsys.readouterr().out))
+    assert again.trainer.output_dir == again.output_dir == tmp_path / "again"
+    assert again.orchestrator.train.source == config.orchestrator.train.source
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:

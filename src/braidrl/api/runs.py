@@ -49,7 +49,7 @@ class Run:
         return read_metrics(self._files.metrics(process))
 
     def episodes(self, step: int) -> list[dict[str, Any]]:
-        """The recorded episodes of a step, as verifiers writes them, with exact floats; none of a step that is not there.
+        """The recorded episodes of a step, as verifiers writes them, with exact floats; none where it is not there.
 
         Nodes of traces have `token_ids` with a `mask`, and `logprobs` and `advantages` of the tokens at the mask, which
         were sampled; `braid` says outcome, rewards and policy versions.

@@ -69,7 +69,8 @@ def resolve(config: RLConfig) -> RLConfig:
 
 
 def resolved_toml(config: RLConfig) -> str:
-    """The resolved config, without what is chosen anew at each start: the addresses of the servers."""
+    """The resolved config, without what is chosen anew at each start, the addresses of the servers, and without the
+    processes' copies of shared keys, so that a flag may change such a key at the root."""
     chosen = {
         f"{path}.{key}"
         for path, block, key in (
@@ -78,7 +79,7 @@ def resolved_toml(config: RLConfig) -> str:
         )
         if key not in block.model_fields_set
     }
-    return to_toml(config, without=chosen)
+    return to_toml(config, without=chosen | SHARED_COPIES)
 
 
 def carry_out(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
