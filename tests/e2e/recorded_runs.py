@@ -8,60 +8,36 @@ from braidrl.utils.tiny_model import create_tiny_model
 from commands import serving
 from tests.e2e.runs import Launch
 
-CONFIG = """\
-max_steps = {steps}
-seq_len = 160
-[model]
-path = "{model}"
-[trainer]
-micro_batch_tokens = 32768
-[trainer.optim]
-lr = 2e-3
-[orchestrator]
-batch_size = 48
-constant_trainer_batch_size = false
-[orchestrator.renderer]
-name = "qwen3"
-enable_thinking = false
-[orchestrator.train]
-group_size = 4
-[orchestrator.train.sampling]
-max_tokens = 8
-[[orchestrator.train.source]]
-name = "short"
-env.taskset.id = "reverse-text"
-env.taskset.max_length = 5
-algo.type = "max_rl"
-[[orchestrator.train.source]]
-name = "guessing"
-env.taskset.id = "guess-number"
-algo.type = "echo"
-algo.roles.user.alpha = 0.1
-[[orchestrator.train.source]]
-name = "long"
-env.taskset.id = "arithmetic"
-algo.type = "opd"
-algo.teacher.name = "{teacher}"
-algo.teacher.base_url = "{url}"
-[[orchestrator.eval.source]]
-name = "heldout"
-num_tasks = 8
-env.taskset.id = "reverse-text"
-env.taskset.split = "heldout"
-sampling.max_tokens = 8
-"""
+EXAMPLE = Path(__file__).parents[2] / "examples" / "mixed"
 
 
 def play_mixed(folder: Path, model: Path, steps: int = 3) -> RunFolder:
-    """`max_rl`, `echo` and `opd` in one run: every step is one micro batch with tokens in all three components."""
+    """Some steps of examples/mixed (`max_rl`, `echo` and `opd`: each is one micro batch with tokens in all three
+    components) that starts from `model` and has a teacher of the same size. Its evaluations are short."""
     teacher = create_tiny_model(folder / "teacher", seed=1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    words = ["inference", "--model.path", str(teacher), "--port", str(port), "--seq-len", "160"]
-    words += ["--output-dir", str(folder / "served")]
+    words = [
+        "inference",
+        "@",
+        str(EXAMPLE / "teacher.toml"),
+        "--model.path",
+        str(teacher),
+        "--port",
+        str(port),
+    ]
     launch = Launch(folder / "launch", model)
-    with serving(words, folder, folder / "teacher.log") as url:
-        launch.config.write_text(CONFIG.format(model=model, teacher=teacher, url=url, steps=steps))
-        launch.finish()
+    with serving([*words, "--output-dir", str(folder / "served")], folder, folder / "teacher.log") as url:
+        text = (EXAMPLE / "rl.toml").read_text()
+        for written, here in (
+            ("outputs/mixed/warmup/weights/step_000450", str(model)),
+            ("outputs/grpo/rl/weights/step_000040", str(teacher)),
+            ("http://127.0.0.1:8015/v1", url),
+            ("num_tasks = 192", "num_tasks = 8"),
+        ):
+            assert written in text
+            text = text.replace(written, here)
+        launch.config.write_text(text)
+        launch.finish("--max_steps", str(steps))
     return launch.run

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from playwright.sync_api import expect
 
@@ -263,56 +262,3 @@ def test_a_run_is_watched_while_it_goes_on(watched: tuple[RunFolder, str], run: 
         assert look.texts('.tile:has-text("mismatch KL") b') == ["0.25"]
         going.forget_after(1)
         expect(look.page.locator(".tile[href] b")).to_have_text("8", timeout=20000)
-
-
-def test_components_of_the_mixed_example_are_told_apart(mixed_page: tuple[RunFolder, Path]) -> None:
-    run, page = mixed_page
-    steps = {row["step"]: row for row in map(json.loads, run.metrics("trainer").read_text().splitlines())}
-    full = [
-        step
-        for step, row in steps.items()
-        if all(row.get(f"tokens/{name}") for name in ("rl", "ce", "ref_kl"))
-    ]
-    assert full, steps
-    with looking(page) as look:
-        look.go(f"batch={full[0]}.0.0", "batch")
-        if look.page.locator("text=draw all").count():
-            look.page.click("text=draw all")
-        colours = {}
-        for name in ("rl", "ce", "ref_kl"):
-            expect(look.page.locator(f".samples .c-{name}")).to_have_count(
-                int(steps[full[0]][f"tokens/{name}"])
-            )
-            assert look.texts(f'.totals [data-component="{name}"] b') == [
-                f"{int(steps[full[0]][f'tokens/{name}']):,}"
-            ]
-            colours[name] = look.background(f".samples .c-{name}")
-        assert len(set(colours.values())) == 3
-        for name in ("rl", "ce", "ref_kl"):
-            look.page.hover(f".samples .c-{name} >> nth=0")
-            assert look.tip()[name] > 0 and f"member of {name}" in look.texts("#tip .why")[0]
-
-
-def test_numbers_of_the_mixed_example_are_those_of_its_files(mixed_page: tuple[RunFolder, Path]) -> None:
-    run, page = mixed_page
-    (path,) = sorted((run.root / "episodes" / "tokens").glob("*.jsonl"))[1:2]
-    samples = [json.loads(line) for line in path.read_text().splitlines()]
-    with looking(page) as look:
-        for component in ("ce", "ref_kl"):
-            trained = next(each for each in samples if component in each)
-            position = trained["positions"][int(np.argmax(trained[component]))]
-            place = trained["positions"].index(position)
-            look.go(f"rollout={trained['episode'][:ID]}&token=0.{trained['branch']}.{position}", "rollout")
-            tip = look.tip()
-            assert tip["trainer_logprobs"] == trained["logprobs"][place]
-            assert tip["pull"] == trained["pull"][place] and tip[component] == trained[component][place]
-
-
-@pytest.fixture(scope="module")
-def mixed_page(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> tuple[RunFolder, Path]:
-    """A run of the real three processes with the algorithms of examples/mixed, and its page."""
-    from tests.e2e.recorded_runs import play_mixed
-
-    run = play_mixed(tmp_path_factory.mktemp("mixed"), tiny_model_dir)
-    assert main(["report", str(run.root)]) == 0
-    return run, run.root / "report.html"

@@ -1,0 +1,100 @@
+"""The page of examples/mixed: the three components of one micro batch, told apart, with the numbers of its files."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import expect
+
+from braidrl.cli import main
+from braidrl.report.page.index import ID
+from braidrl.utils.run_folder import RunFolder
+from tests.e2e.browser import Look, looking
+from tests.e2e.recorded_runs import play_mixed
+
+pytestmark = pytest.mark.e2e
+
+COMPONENTS = ("rl", "ce", "ref_kl")
+ON_HOVER = {"trainer_logprobs": "logprobs", **{name: name for name in ("entropy", "pull", *COMPONENTS)}}
+"""Number of the page -> stream of `episodes/tokens`."""
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> RunFolder:
+    """Some steps of the example from a model that cannot do anything yet, and its page, `report.html`."""
+    run = play_mixed(tmp_path_factory.mktemp("mixed"), tiny_model_dir)
+    assert main(["report", str(run.root)]) == 0
+    return run
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def counts(run: RunFolder) -> dict[int, dict[str, int]]:
+    """Tokens of each component, by step, as the trainer counted them."""
+    return {
+        row["step"]: {name: int(row.get(f"tokens/{name}", 0)) for name in COMPONENTS}
+        for row in lines(run.metrics("trainer"))
+    }
+
+
+def whole_step(run: RunFolder) -> int:
+    """A step with tokens of all three components."""
+    return next(step for step, tokens in counts(run).items() if all(tokens.values()))
+
+
+def check_numbers(tip: dict[str, float], sample: dict[str, Any], position: int) -> None:
+    """What stands beside the pointer is what the trainer wrote of this token, digit for digit."""
+    entry = sample["positions"].index(position)
+    for shown, stream in ON_HOVER.items():
+        if stream in sample and (shown in tip or sample[stream][entry]):
+            assert tip[shown] == sample[stream][entry], shown
+    if "advantages" in sample and tip.get("advantages"):
+        assert tip["advantages"] == pytest.approx(sample["advantages"][entry], rel=1e-6)
+    if "log_ratio" in tip:
+        assert tip["log_ratio"] == sample["logprobs"][entry] - sample["sampling_logprobs"][entry]
+
+
+def open_batch(look: Look, step: int) -> None:
+    look.go(f"batch={step}.0.0", "batch")
+    if look.page.locator("text=draw all").count():
+        look.page.click("text=draw all")
+
+
+def test_components_of_one_micro_batch_are_told_apart(run: RunFolder) -> None:
+    step = whole_step(run)
+    with looking(run.root / "report.html") as look:
+        open_batch(look, step)
+        for name, count in counts(run)[step].items():
+            expect(look.page.locator(f".samples .c-{name}")).to_have_count(count)
+            assert look.texts(f'.totals [data-component="{name}"] b') == [f"{count:,}"]
+        assert len({look.background(f".samples .c-{name}") for name in COMPONENTS}) == 3
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_numbers_on_hover_are_those_of_the_files(run: RunFolder, component: str) -> None:
+    """The first and the last token of a component in a micro batch, and the same on the pages of their rollouts."""
+    step = whole_step(run)
+    samples = lines(run.token_records(step))
+    with looking(run.root / "report.html") as look:
+        open_batch(look, step)
+        tokens = look.page.locator(f".samples .c-{component}")
+        for token in (tokens.first, tokens.last):
+            token.hover()
+            rollout, branch, position = token.evaluate(
+                "({token}) => [token.rollout, token.branch, token.position]"
+            )
+            (sample,) = (
+                each for each in samples if each["episode"][:ID] == rollout and each["branch"] == branch
+            )
+            tip = look.tip()
+            assert tip[component] > 0
+            (why,) = look.texts("#tip .why")
+            trained = f"trained (member of {component}) in step {step}, micro batch 0"
+            assert why.startswith(trained if tip["pull"] else "rejected")
+            check_numbers(tip, sample, position)
+            look.go(f"rollout={rollout}&token=0.{branch}.{position}", "rollout")
+            assert look.tip() == tip
+            open_batch(look, step)
