@@ -15,7 +15,7 @@ pytestmark = pytest.mark.e2e
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_one_file_example_learns(tmp_path: Path) -> None:
     """And what it leaves goes on from the command line: its config, functions included, is plain TOML."""
     script = EXAMPLES / "one_file.py"
@@ -33,7 +33,7 @@ def test_the_one_file_example_learns(tmp_path: Path) -> None:
     assert braidrl.Run(tmp_path / "again").rewards[0] > 0.5
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_the_notebook_runs_and_its_run_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     notebook = nbformat.read(EXAMPLES / "braid.ipynb", as_version=4)
     assert not any(cell.get("outputs") for cell in notebook.cells)
