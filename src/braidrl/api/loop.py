@@ -143,7 +143,8 @@ class Loop:
         Waits, at most `orchestrator.policy_timeout`, until every server has them.
         """
         if self.version < self.steps:
-            self.learner.publish(self._folder, self.steps)
+            if not self._folder.weights(self.steps).exists():  # an interrupt may have ended the wait for it
+                self.learner.publish(self._folder, self.steps)
             self._call(self._plane.follow(self.steps))
         return self.version
 
