@@ -56,7 +56,7 @@ def test_interrupt_stops_everything_and_resume_finishes_it(
 ) -> None:
     launch = Launch(tmp_path, tiny_model_dir)
     launcher = launch.start("--max_steps", "1000", "--checkpoint.interval", "1")
-    wait_until(lambda: len(launch.rows("trainer")) >= 1, f"the first step\n{launch.report()}")
+    wait_until(lambda: launch.run.checkpoints() != [], f"the first checkpoint\n{launch.report()}")
     launcher.send_signal(number)
     assert launcher.wait(20) == code
     assert process_ids(launch) == {}
