@@ -38,7 +38,7 @@ def handler_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if _in_main_thread():
+        if _in_main_thread() and before is not None:  # None: it is no handler of Python's
             signal.signal(signal.SIGTERM, before)
 
 
