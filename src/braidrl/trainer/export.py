@@ -52,14 +52,7 @@ def export_model(
             "there; name the model that it was trained from"
         )
     trust = trust_remote_code or settings.get("trust_remote_code", False)
-    exact = source.checkpoint is not None or source.adapter is not None
-    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
-        origin, dtype=torch.float32 if exact else getattr(torch, dtype), trust_remote_code=trust
-    )
-    if source.adapter is not None:
-        model = _merged(model, source)
-    elif source.checkpoint is not None:
-        load_weights(source.checkpoint, model)
+    model = _load(source, origin, getattr(torch, dtype), trust)
     with publish_folder(target) as folder:
         save_model(model, origin, folder, getattr(torch, dtype))
     return dtype
@@ -95,6 +88,19 @@ def _origin(source: ModelSource) -> str | Path | None:
         if source.adapter is None
         else adapter_settings(source.adapter)["base_model_name_or_path"]
     )
+
+
+def _load(source: ModelSource, origin: str, dtype: torch.dtype, trust_remote_code: bool) -> PreTrainedModel:
+    """The policy: what `origin` holds, with what the policy brings itself, in float32 where that is computed with."""
+    exact = source.checkpoint is not None or source.adapter is not None
+    model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+        origin, dtype=torch.float32 if exact else dtype, trust_remote_code=trust_remote_code
+    )
+    if source.adapter is not None:
+        return _merged(model, source)
+    if source.checkpoint is not None:
+        load_weights(source.checkpoint, model)
+    return model
 
 
 def _merged(model: PreTrainedModel, source: ModelSource) -> PreTrainedModel:
