@@ -1,6 +1,5 @@
 """What each example must have learnt, measured on what its run left behind and on the policies themselves."""
 
-import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,8 +16,6 @@ from measure import ASSISTANT, exploitability, nll
 
 LAST_STEPS = 3
 """Steps over which a metric's end is averaged."""
-GAIN = 0.1
-"""By how much the held-out reward of `difficulty_pool` must rise in fewer steps than in source order."""
 
 
 @dataclass(frozen=True)
@@ -80,11 +77,10 @@ def fell(name: str, before: float, after: float, to_less_than: float = 1.0) -> M
     return Measure(name, before, after, after < to_less_than * before)
 
 
-def steps_to_gain(run: Path, gain: float, source: str = "heldout") -> float:
-    """The first evaluated version whose mean reward is at least `gain` above that of the first; infinite if none is."""
-    evaluated = heldout_rewards(RunFolder(run), source)
-    reached = (item.version for item in evaluated if item.mean >= evaluated[0].mean + gain)
-    return float(min(reached, default=math.inf))
+def signal_groups(run: Path) -> float:
+    """Groups of a step that taught something, averaged over all steps."""
+    rows = read_metrics(RunFolder(run).metrics("orchestrator"))
+    return float(np.mean([value for row in rows if (value := row.get("groups/signal")) is not None]))
 
 
 @contextmanager
@@ -184,9 +180,8 @@ def sft(folder: Path) -> list[Measure]:
 
 def difficulty_pool(folder: Path) -> list[Measure]:
     outputs = folder / "outputs" / "difficulty_pool"
-    plain, pools = (steps_to_gain(outputs / run, GAIN) for run in ("standard", "rl"))
-    name = f"steps until the held-out reward is {GAIN} up, in source order -> with pools"
-    return [Measure(name, plain, pools, pools < plain), reward_up(outputs / "rl")]
+    plain, pools = (signal_groups(outputs / run) for run in ("standard", "rl"))
+    return [Measure("groups with signal a step, source order -> pools", plain, pools, pools > 2 * plain)]
 
 
 def only_reward(name: str, *sources: str) -> Criterion:

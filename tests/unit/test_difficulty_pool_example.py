@@ -1,15 +1,15 @@
-"""The difficulty pool example: a fair comparison, measured in steps."""
+"""The difficulty pool example: a fair comparison, and what its check asks for."""
 
-import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from braidrl.configs.load import load_config
 from braidrl.configs.rl import RLConfig
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.run_folder import RunFolder
-from criteria import steps_to_gain
+from criteria import difficulty_pool
 from tests.unit.environments import tasks
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "difficulty_pool"
@@ -42,8 +42,13 @@ def renamed(taskset: dict) -> dict:
     return {"taskset_id" if key == "id" else key: value for key, value in taskset.items()}
 
 
-def test_steps_are_counted_to_the_first_evaluation_that_has_gained_enough(tmp_path: Path) -> None:
-    writer = MetricsWriter(RunFolder(tmp_path).metrics("eval"))
-    for step, mean in ((0, 0.25), (2, 0.375), (4, 0.5), (6, 0.25), (8, 0.625)):
-        writer.log(step, {"eval/heldout/reward/mean": mean, "eval/heldout/reward/ci95": 0.1})
-    assert [steps_to_gain(tmp_path, gain) for gain in (0.125, 0.25, 0.3, 0.5)] == [2, 4, 8, math.inf]
+@pytest.mark.parametrize(("pools", "learnt"), [((4.0, 8.0, 10.0), True), ((4.0, 6.0, 8.0), False)])
+def test_pools_must_find_twice_as_many_groups_with_signal(tmp_path: Path, pools: tuple, learnt: bool) -> None:
+    for run, counts in (("standard", (2.0, 4.0, 3.0)), ("rl", pools)):
+        writer = MetricsWriter(
+            RunFolder(tmp_path / "outputs" / "difficulty_pool" / run).metrics("orchestrator")
+        )
+        for step, groups in enumerate(counts, start=1):
+            writer.log(step, {"groups/signal": groups})
+    [measure] = difficulty_pool(tmp_path)
+    assert (measure.before, measure.after, measure.learnt) == (3.0, pytest.approx(np.mean(pools)), learnt)
