@@ -1,6 +1,7 @@
 """The one-file example and the notebook run from top to bottom, and what they teach is learnt."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,9 +11,17 @@ import pytest
 from nbclient import NotebookClient
 
 import braidrl
+from braidrl.monitors.record import outcome
+from tests.e2e.runs import Launch, command_lines, wait_until
 
 pytestmark = pytest.mark.e2e
 EXAMPLES = Path(__file__).parents[2] / "examples"
+INTERRUPTIBLE = """
+import runpy, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # also where the tests themselves run in the background
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 
 @pytest.mark.timeout(900)
@@ -31,6 +40,19 @@ def test_the_one_file_example_learns(tmp_path: Path) -> None:
     flags = ["--output-dir", str(tmp_path / "again"), "--max-steps", "1", "--model.path", str(run.weights)]
     subprocess.run([*again, *flags], check=True, timeout=180, cwd=tmp_path)
     assert braidrl.Run(tmp_path / "again").rewards[0] > 0.5
+
+
+@pytest.mark.timeout(300)
+def test_an_interrupt_stops_the_processes_of_a_run(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, tmp_path / "model")  # where the example puts things, too
+    with subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTIBLE, str(EXAMPLES / "one_file.py"), str(tmp_path), "0"]
+    ) as script:
+        wait_until(lambda: bool(launch.run.published("weights")), "the first step")
+        script.send_signal(signal.SIGINT)
+        assert script.wait(timeout=60) != 0
+    assert outcome(launch.run).status == "interrupted"
+    assert command_lines(launch) == {}
 
 
 @pytest.mark.timeout(900)
