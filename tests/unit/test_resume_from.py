@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
 from braidrl.entrypoints.options import Options, parse_options
 from braidrl.entrypoints.resume import open_run_folder
@@ -95,3 +96,16 @@ def test_nothing_is_overwritten_and_nothing_half_written_chosen(run: RunFolder, 
     assert resume(RunFolder(tmp_path / "fork"), run.root) == 2
     with pytest.raises(ConfigError, match=r"nor a checkpoint: .*progress\.json is missing"):
         resume(RunFolder(tmp_path / "other"), tmp_path)
+
+
+def test_what_the_config_reads_is_not_cleaned_away(run: RunFolder, tmp_path: Path) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(f"""
+        model.path = "{run.weights(3)}"
+        [[orchestrator.train.source]]
+        env.taskset.id = "reverse-text"
+    """)
+    command = ["rl", "@", str(file), "--clean", "--dry-run", "--output_dir"]
+    assert main([*command, str(tmp_path / "second")]) == 0
+    assert main([*command, str(run.root)]) == 2
+    assert run.published("weights") == [2, 3]

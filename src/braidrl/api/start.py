@@ -9,7 +9,7 @@ from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.launchers.plan import machines_of, plan
 from braidrl.entrypoints.options import Options
-from braidrl.entrypoints.resume import open_run_folder
+from braidrl.entrypoints.resume import check_clean, open_run_folder
 from braidrl.utils.run_folder import RunFolder
 
 
@@ -33,6 +33,7 @@ def open_folder(given: Given, options: Options) -> tuple[RLConfig, RunFolder, in
             "launcher", "a SLURM job is submitted by `braid rl`; from Python use 'local' or 'ray'"
         )
     config = rl.resolve(given.config)
+    check_clean(config, config.output_dir, options)
     plan(config, machines_of(config))  # whether there are enough GPUs
     run = RunFolder(config.output_dir)
     done = open_run_folder(run, options)

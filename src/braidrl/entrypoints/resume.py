@@ -3,7 +3,11 @@
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
 
 from braidrl.configs.errors import ConfigError
 from braidrl.entrypoints.options import Options
@@ -31,6 +35,28 @@ def open_run_folder(run: RunFolder, options: Options) -> int:
         MetricsWriter(run.metrics(process)).truncate_after(step)
     run.root.mkdir(parents=True, exist_ok=True)
     return step
+
+
+def check_clean(config: BaseModel, root: Path, options: Options) -> None:
+    """Raise `ConfigError` where `--clean` would remove what the config reads, as the model or the tasks of a run."""
+    for key, text in _texts(config.model_dump(mode="json")) if options.clean else ():
+        path = Path(text).absolute()
+        if root.absolute() in path.parents and path.exists():
+            raise ConfigError(
+                key, f"{text} lies in {root}, which --clean would remove; set another output_dir for this run"
+            )
+
+
+def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """Every text in a config, with its dotted key."""
+    if isinstance(value, str):
+        yield key, value
+    elif isinstance(value, dict):
+        for name, item in value.items():
+            yield from _texts(item, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            yield from _texts(item, f"{key}[{index}]")
 
 
 def _check_occupied(run: RunFolder, options: Options, occupied: bool) -> None:

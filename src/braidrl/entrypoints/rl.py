@@ -9,7 +9,7 @@ from braidrl.entrypoints.launchers import open_launcher
 from braidrl.entrypoints.launchers.plan import machines_of, plan
 from braidrl.entrypoints.launchers.wiring import API_KEY, POLL_SECONDS, PlacementError, Wiring
 from braidrl.entrypoints.options import RUN_FLAGS, Options, parse_options
-from braidrl.entrypoints.resume import open_run_folder
+from braidrl.entrypoints.resume import check_clean, open_run_folder
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.entrypoints.tracking import check_trackers, tracking
 from braidrl.monitors.record import recorded
@@ -26,6 +26,7 @@ def main(args: list[str]) -> int:
         print(f"flags of the run itself:\n{RUN_FLAGS}\n")
     options = parse_options(args)
     config = resolve(load_config(RLConfig, options.config_args, "braid rl", SHARED_COPIES))
+    check_clean(config, config.output_dir, options)
     if config.launcher == "slurm" and not options.in_job:
         from braidrl.entrypoints.launchers import slurm
 
