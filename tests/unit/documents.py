@@ -1,9 +1,16 @@
 """The documents of the repository and the fenced blocks in them."""
 
+import json
 import re
-from collections.abc import Iterator
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
+
+from braidrl.entrypoints.schema import CONFIGS
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -12,6 +19,7 @@ DOCUMENTS = sorted(
     for path in REPOSITORY.glob(pattern)
 )
 FENCE = re.compile(r"^( *)(`{3,})(\S*)[^\n]*\n(.*?)^\1\2$", re.MULTILINE | re.DOTALL)
+READERS: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,17 @@ class Block:
         """The file that it shows, by its first line: `# eval.toml`."""
         named = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
         return named[1] if named else None
+
+    @property
+    def data(self) -> Any:
+        """What it holds: a config, or the `project` table of a package."""
+        return READERS[self.language](self.text)
+
+    @property
+    def command(self) -> str:
+        """Whose config it is: that of its file (`# eval.toml`), or of `braid rl`."""
+        stem = Path(self.file or "").stem
+        return stem if stem in CONFIGS else "rl"
 
     @property
     def place(self) -> str:

@@ -1,16 +1,14 @@
 """Documents are true: what they name exists, their configuration validates, their Python runs."""
 
-import json
 import re
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from braidrl.cli import COMMANDS
 from braidrl.configs.algorithm import EchoConfig
@@ -22,9 +20,9 @@ from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.rl import resolve
-from braidrl.entrypoints.schema import CONFIGS, config_class
+from braidrl.entrypoints.schema import config_class
 from braidrl.orchestrator.train.algo import make_algorithm
-from tests.unit.documents import BLOCKS, DOCUMENTS, REPOSITORY, Block, blocks_of, name_of
+from tests.unit.documents import BLOCKS, DOCUMENTS, READERS, REPOSITORY, Block, blocks_of, name_of
 from tests.unit.episodes import episode, trace
 from tests.unit.shell_lines import SHELLS
 
@@ -32,7 +30,6 @@ BASE = {
     "model": {"path": "model"},
     "orchestrator": {"train": {"source": [{"env": {"taskset": {"id": "reverse-text"}}}]}},
 }
-READERS: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.safe_load, "json": json.loads}
 KINDS = {kind.group: kind for kind in (ALGORITHM, LOSS, SAMPLER, GATE)}
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PLAIN = ("text", "nginx")
@@ -114,16 +111,13 @@ def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
 
 
 def check_config(block: Block) -> None:
-    """As the command would that reads it: `# eval.toml` in its first line says which; else `braid rl`."""
-    data = READERS[block.language](block.text)
-    if "project" in data:
-        check_entry_points(block, data["project"]["entry-points"])
-        return
-    command = Path(block.file or "").stem
-    if command in CONFIGS:
-        config_class(command).model_validate(data)
+    """As the command would that reads it."""
+    if "project" in block.data:
+        check_entry_points(block, block.data["project"]["entry-points"])
+    elif block.command == "rl":
+        resolve(RLConfig.model_validate(inherit(BASE, block.data)))
     else:
-        resolve(RLConfig.model_validate(inherit(BASE, data)))
+        config_class(block.command).model_validate(block.data)
 
 
 def check_entry_points(block: Block, groups: dict[str, dict[str, str]]) -> None:

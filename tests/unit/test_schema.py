@@ -1,7 +1,6 @@
 """The JSON schema of config files: it takes every file of the repository, explains each key, and finds faults."""
 
 import json
-import re
 import subprocess
 import sys
 import tomllib
@@ -10,18 +9,14 @@ from typing import Any
 
 import jsonschema
 import pytest
-import yaml
 
 from braidrl.configs.inherit import inherit
 from braidrl.configs.schema import file_schema
 from braidrl.entrypoints import schema
 from braidrl.entrypoints.schema import CONFIGS, config_class
+from tests.unit.documents import DOCUMENTS, READERS, REPOSITORY, blocks_of, name_of
 
-REPOSITORY = Path(__file__).parents[2]
 RECIPES = sorted(REPOSITORY.glob("examples/*/*.toml"))
-DOCUMENTS = sorted(
-    [*REPOSITORY.glob("*.md"), *REPOSITORY.glob("docs/*.md"), *REPOSITORY.glob("examples/**/*.md")]
-)
 SOURCE = {"env": {"taskset": {"id": "reverse-text"}}}
 
 
@@ -51,13 +46,11 @@ def test_every_example_validates(recipe: Path) -> None:
     assert faults(command, tomllib.loads(recipe.read_text())) == []
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(REPOSITORY)))
+@pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_every_file_in_the_documents_validates(document: Path) -> None:
-    text = document.read_text()
-    for block in re.findall(r"```toml\n(.*?)```", text, flags=re.DOTALL):
-        assert faults("eval" if block.startswith("# eval.toml") else "rl", tomllib.loads(block)) == []
-    for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL):
-        assert faults("rl", yaml.safe_load(block)) == []
+    for block in blocks_of(document):
+        if block.language in READERS and "project" not in block.data:
+            assert faults(block.command, block.data) == [], block.place
 
 
 @pytest.mark.parametrize(
