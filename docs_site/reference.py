@@ -85,8 +85,19 @@ class Writer:
         kind = " ".join(blocks) or f"`{type_name(key.annotation).replace('|', ' or ')}`"
         told_below = f"{self.command}.md#{anchor}" in self.told.values()
         link = f"[`{name}`](#{anchor})" + ("" if told_below else f"{{#{anchor}}}")
-        cells = (link, kind, default(key), limits(key), described(key))
+        start = "" if self.filled(key, path) else default(key)
+        cells = (link, kind, start, limits(key), described(key))
         return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"
+
+    def filled(self, key: FieldInfo, path: str) -> bool:
+        """Whether a block may be left out of a file because keys at the root say all that it needs."""
+        needed = [
+            f"{path}.{name}"
+            for model in models_in(key.annotation)
+            for name, each in model.model_fields.items()
+            if each.is_required()
+        ]
+        return bool(needed) and HIDDEN.get(self.command, frozenset()).issuperset(needed)
 
     def block(self, model: type[BaseModel], path: str) -> str:
         """A link to the section that tells of a block; it is written now, unless another place had it."""

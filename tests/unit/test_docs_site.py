@@ -66,6 +66,7 @@ def test_defaults_and_ranges_are_those_of_the_classes() -> None:
     assert found["trainer.optim.lr"] == ("`float`", "`1e-05`", "> 0")
     assert found["trainer.loss.ipo.eps"] == ("`float`", "`0.3`", "≥ 0, ≤ 1")
     assert found["model.path"] == ("`str`", "required", "")
+    assert (found["model"][1], found["trainer"][1], found["inference"][1]) == ("required", "", "")
     assert found["trainer.use_rollout_log_probs"] == ("`bool`", "`false`", "")
     assert found["trainer.lora"] == ("[`trainer.lora`](rl.md#trainer.lora)", "`none`", "")
     assert found["trainer.loss"][1] == '`type = "ipo"`'
