@@ -1,5 +1,6 @@
 """What each example must have learnt, measured on what its run left behind and on the policies themselves."""
 
+import math
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,13 +10,15 @@ from pathlib import Path
 import numpy as np
 
 from braidrl.monitors.metrics import read_metrics
-from braidrl.report.rewards import heldout_rewards
+from braidrl.report.rewards import eval_episodes, heldout_rewards
 from braidrl.utils.run_folder import RunFolder
 from commands import serving
-from measure import ASSISTANT, exploitability, nll
+from measure import ASSISTANT, expected_rewards, exploitability, nll
 
 LAST_STEPS = 3
 """Steps over which a metric's end is averaged."""
+GAIN = 0.15
+"""The rise of the expected held-out reward to which curricula are compared."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,28 @@ def signal_groups(run: Path) -> float:
     """Groups of a step that taught something, averaged over all steps."""
     rows = read_metrics(RunFolder(run).metrics("orchestrator"))
     return float(np.mean([value for row in rows if (value := row.get("groups/signal")) is not None]))
+
+
+def expected_curve(run: Path, base_url: str, start: str) -> dict[int, float]:
+    """The expected reward of an `arithmetic` run's held-out tasks by step, of its start and of all saved weights.
+
+    The server that `base_url` leads to serves the run's start, under that name.
+    """
+    folder = RunFolder(run)
+    data = [record["task"]["data"] for record in eval_episodes(folder, 0).values()]
+    steps = folder.published("weights")
+    rewards = expected_rewards(
+        base_url,
+        start,
+        [Path(start), *(folder.weights(step).resolve() for step in steps)],
+        [(task["prompt"], str(task["answer"])) for task in data],
+    )
+    return dict(zip([0, *steps], rewards, strict=True))
+
+
+def steps_to_gain(curve: dict[int, float], gain: float = GAIN) -> float:
+    """The first step whose reward is at least `gain` above the start's; infinite if none is."""
+    return min((float(step) for step, reward in curve.items() if reward >= curve[0] + gain), default=math.inf)
 
 
 @contextmanager
@@ -180,8 +205,27 @@ def sft(folder: Path) -> list[Measure]:
 
 def difficulty_pool(folder: Path) -> list[Measure]:
     outputs = folder / "outputs" / "difficulty_pool"
-    plain, pools = (signal_groups(outputs / run) for run in ("standard", "rl"))
-    return [Measure("groups with signal a step, source order -> pools", plain, pools, pools > 2 * plain)]
+    plain, pools = outputs / "standard", outputs / "rl"
+    with served(weights(outputs / "warmup"), folder / "difficulty_pool.policies.log") as (base_url, start):
+        curves = [expected_curve(run, base_url, start) for run in (plain, pools)]
+    return pools_ahead(curves[0], curves[1], signal_groups(plain), signal_groups(pools))
+
+
+def pools_ahead(
+    plain: dict[int, float], pools: dict[int, float], plain_groups: float, pool_groups: float
+) -> list[Measure]:
+    """Pools learn in fewer steps than tasks in source order, and find at least twice the groups that teach."""
+    slow, fast = steps_to_gain(plain), steps_to_gain(pools)
+    compared = "source order -> pools"
+    return [
+        Measure(f"steps to an expected reward {GAIN} up, {compared}", slow, fast, fast < slow),
+        Measure(
+            f"groups with signal a step, {compared}",
+            plain_groups,
+            pool_groups,
+            pool_groups > 2 * plain_groups,
+        ),
+    ]
 
 
 def only_reward(name: str, *sources: str) -> Criterion:

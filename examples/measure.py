@@ -3,17 +3,22 @@ for the log-probs of given tokens. No sampling, so the figures are exact."""
 
 import asyncio
 import math
-from collections.abc import Collection, Iterable
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
+import aiohttp
 from renderers import Message, Renderer
 from verifiers.v1 import Trace
 
 from braidrl.configs.model import RendererConfig
+from braidrl.orchestrator.server import Server
 from braidrl.orchestrator.train.algo.echo import content_mask
 from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.replay import read_groups
+from braidrl.orchestrator.weight_updates import update_embedded
 from braidrl.utils.renderer import load_renderer
+from braidrl.utils.retry import Backoff
 from kuhn_poker import INFORMATION_SETS, conversation
 from kuhn_poker import exploitability as exploitability_of
 from kuhn_poker.game import BET, PASS
@@ -45,9 +50,11 @@ def bets(base_url: str, model: str) -> tuple[dict[str, float], float]:
         the turn; and the largest probability, at any of them, that the reply is neither.
     """
     renderer = load_renderer(model, RENDERER)
-    replies = [_reply(renderer, key, action) for key in INFORMATION_SETS for action in (BET, PASS)]
+    replies = [
+        _reply(renderer, conversation(key), action) for key in INFORMATION_SETS for action in (BET, PASS)
+    ]
     scores = asyncio.run(_score(base_url, model, (tokens for tokens, _ in replies)))
-    chances = [math.exp(sum(score[start:])) for score, (_, start) in zip(scores, replies, strict=True)]
+    chances = _chances(scores, replies)
     table, illegal = {}, 0.0
     for key, bet, passed in zip(INFORMATION_SETS, chances[::2], chances[1::2], strict=True):
         table[key] = bet / (bet + passed)
@@ -55,12 +62,42 @@ def bets(base_url: str, model: str) -> tuple[dict[str, float], float]:
     return table, illegal
 
 
-def _reply(renderer: Renderer, information_set: str, action: str) -> tuple[list[int], int]:
+def expected_rewards(
+    base_url: str, model: str, versions: Iterable[Path], tasks: Iterable[tuple[str, str]]
+) -> list[float]:
+    """The mean reward that versions of a model expect, at temperature 1, where the right answer alone earns one.
+
+    Args:
+        base_url: address of a `braid inference`, which serves the last version afterwards.
+        model: its name there, which is also where its tokenizer lies.
+        versions: folders with weights of it.
+        tasks: prompt and right answer of each.
+
+    Returns:
+        For each version the mean over the tasks, in [0, 1], of the probability that the reply is the answer and then
+        the end of the turn. A longer reply that ends with the answer adds nothing, so it is a lower bound.
+    """
+    counted = Counter(tasks)
+    renderer = load_renderer(model, RENDERER)
+    replies = [_reply(renderer, [{"role": "user", "content": prompt}], answer) for prompt, answer in counted]
+    scores = asyncio.run(_score_versions(base_url, model, versions, [tokens for tokens, _ in replies]))
+    return [
+        math.fsum(map(math.prod, zip(_chances(version, replies), counted.values()))) / counted.total()
+        for version in scores
+    ]
+
+
+def _reply(renderer: Renderer, prompt: Sequence[Message], text: str) -> tuple[list[int], int]:
     """Token ids of an answer up to the end of its turn, and where it starts."""
-    messages: list[Message] = [*conversation(information_set), {"role": "assistant", "content": action}]
+    messages: list[Message] = [*prompt, {"role": "assistant", "content": text}]
     start = len(renderer.render_ids(messages[:-1], add_generation_prompt=True))
     tokens = renderer.render_ids(messages)
     return tokens[: tokens.index(renderer.get_stop_token_ids()[0], start) + 1], start
+
+
+def _chances(scores: list[list[float]], replies: list[tuple[list[int], int]]) -> list[float]:
+    """The probability of each reply, given its prompt."""
+    return [math.exp(math.fsum(score[start:])) for score, (_, start) in zip(scores, replies, strict=True)]
 
 
 def nll(base_url: str, model: str, episodes: Path, roles: Collection[str]) -> tuple[float, int]:
@@ -112,3 +149,16 @@ async def _score(base_url: str, model: str, asked: Iterable[list[int]]) -> list[
     """The log-prob of every token of every sequence; NaN for a first one."""
     async with Reference(model, [base_url], max_concurrent=MAX_CONCURRENT, timeout=TIMEOUT) as served:
         return await asyncio.gather(*(served.score(token_ids) for token_ids in asked))
+
+
+async def _score_versions(
+    base_url: str, model: str, versions: Iterable[Path], asked: list[list[int]]
+) -> list[list[list[float]]]:
+    """The same, under one version of the weights after the other."""
+    scores = []
+    async with aiohttp.ClientSession() as http:
+        for number, folder in enumerate(versions, start=1):
+            server = Server(http, base_url.rstrip("/").removesuffix("/v1"), Backoff(TIMEOUT))
+            await update_embedded(server, folder, number)
+            scores.append(await _score(base_url, model, asked))
+    return scores

@@ -35,8 +35,9 @@ LEVELS = {
     4: Level(2, 99, "+-"),
     5: Level(3, 9, "+-*"),
     6: Level(3, 99, "+-*"),
+    7: Level(2, 999, "*"),
 }
-"""From adding two digits to three numbers of two digits with precedence."""
+"""From adding two digits to multiplying numbers of three."""
 WORST_SLIP = 9
 """A wrong demonstration is off by 1 to this much."""
 
@@ -45,7 +46,7 @@ class ArithmeticConfig(DrawnConfig):
     """Which expressions are asked for."""
 
     levels: list[int] = Field([1, 2, 3], min_length=1)
-    """Levels that tasks are drawn from, uniformly: 1 to 6 (`LEVELS`)."""
+    """Levels that tasks are drawn from, uniformly: 1 to 7 (`LEVELS`)."""
     prompt: str = "{problem}="
     """The user message; `{problem}` stands for the expression."""
     demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
@@ -83,7 +84,7 @@ class ArithmeticTask(vf.Task[ArithmeticData]):
 
     @vf.metric
     async def correct_by_level(self, trace: vf.Trace) -> dict[str, float]:
-        """The reward once more, under the name of the task's level: `level_1` to `level_6`."""
+        """The reward once more, under the name of the task's level: `level_1` to `level_7`."""
         return {} if self.data.level is None else {f"level_{self.data.level}": await self.correct(trace)}
 
 

@@ -48,7 +48,7 @@ def test_a_demonstrator_may_be_wrong() -> None:
     assert 0.3 < slips.count(0) / 400 < 0.5 and max(slips) == 9
 
 
-@pytest.mark.parametrize("keys", [{"levels": []}, {"levels": [7]}, {"prompt": "?"}, {"split": "dev"}])
+@pytest.mark.parametrize("keys", [{"levels": []}, {"levels": [8]}, {"prompt": "?"}, {"split": "dev"}])
 def test_config_that_makes_no_sense_is_refused(keys: dict) -> None:
     with pytest.raises(ValidationError):
         ArithmeticConfig(id="arithmetic", **keys)

@@ -1,16 +1,22 @@
 """The difficulty pool example: a fair comparison, and what its check asks for."""
 
+import asyncio
+import math
 from pathlib import Path
 
-import numpy as np
 import pytest
+import torch
+from server_helpers import running
+from transformers import AutoModelForCausalLM
 
 from braidrl.configs.load import load_config
 from braidrl.configs.rl import RLConfig
-from braidrl.monitors.metrics import MetricsWriter
+from braidrl.orchestrator.records import append_records
 from braidrl.utils.run_folder import RunFolder
-from criteria import difficulty_pool
-from tests.unit.environments import tasks
+from criteria import expected_curve, pools_ahead, steps_to_gain
+from measure import expected_rewards
+from tests.unit.environments import play, tasks
+from tests.unit.scripted_model import ScriptedModel
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "difficulty_pool"
 
@@ -33,7 +39,7 @@ def test_an_eighth_of_its_tasks_is_within_reach_and_none_is_held_out() -> None:
     played = tasks(**renamed(run.train.source[0].env["taskset"]))
     levels = [task.data.level for task in played]
     assert levels.count(2) == pytest.approx(len(levels) / 8, rel=0.2)
-    assert levels.count(2) + levels.count(6) == len(levels)
+    assert levels.count(2) + levels.count(7) == len(levels)
     heldout = tasks(**renamed(run.eval.source[0].env["taskset"]))
     assert not {task.data.problem for task in played} & {task.data.problem for task in heldout}
 
@@ -42,13 +48,50 @@ def renamed(taskset: dict) -> dict:
     return {"taskset_id" if key == "id" else key: value for key, value in taskset.items()}
 
 
-@pytest.mark.parametrize(("pools", "learnt"), [((4.0, 8.0, 10.0), True), ((4.0, 6.0, 8.0), False)])
-def test_pools_must_find_twice_as_many_groups_with_signal(tmp_path: Path, pools: tuple, learnt: bool) -> None:
-    for run, counts in (("standard", (2.0, 4.0, 3.0)), ("rl", pools)):
-        writer = MetricsWriter(
-            RunFolder(tmp_path / "outputs" / "difficulty_pool" / run).metrics("orchestrator")
-        )
-        for step, groups in enumerate(counts, start=1):
-            writer.log(step, {"groups/signal": groups})
-    [measure] = difficulty_pool(tmp_path)
-    assert (measure.before, measure.after, measure.learnt) == (3.0, pytest.approx(np.mean(pools)), learnt)
+async def test_the_expected_reward_of_what_a_run_saved(tiny_model_dir: Path, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "run")
+    save_scaled(tiny_model_dir, run.weights(4), 1.0)
+    save_scaled(tiny_model_dir, run.weights(8), 4.0)
+    block = {"taskset": {"id": "arithmetic", "num_tasks": 2, "levels": [2]}}
+    chosen = tasks("arithmetic", num_tasks=2, levels=[2])
+    played = [await play(ScriptedModel("7"), block, task) for task in chosen]
+    append_records(
+        run.eval_episodes(0),
+        [item.to_record(float_decimals=None) | {"braid": {"key": item.id}} for item in played],
+    )
+    asked = [(task.data.prompt, str(task.data.answer)) for task in chosen]
+    async with running(tiny_model_dir) as session, session.get("/health") as response:
+        url, model = str(response.url.with_path("")), str(tiny_model_dir)
+        curve = await asyncio.to_thread(expected_curve, run.root, url, model)
+        folders = [tiny_model_dir, run.weights(8)]
+        start, end = await asyncio.to_thread(expected_rewards, url, model, folders, asked)
+    assert len(set(asked)) == 2 and start != pytest.approx(end, rel=0.1)
+    assert curve == {0: pytest.approx(start), 4: pytest.approx(start), 8: pytest.approx(end)}
+
+
+def save_scaled(model: Path, folder: Path, factor: float) -> None:
+    """Every weight of a model, times a factor."""
+    scaled = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        for parameter in scaled.parameters():
+            parameter.mul_(factor)
+    scaled.save_pretrained(folder)
+
+
+def test_steps_are_counted_to_the_first_saved_policy_that_has_gained_enough() -> None:
+    curve = {0: 0.25, 4: 0.375, 8: 0.5, 12: 0.25, 16: 0.625}
+    assert [steps_to_gain(curve, gain) for gain in (0.125, 0.25, 0.3, 0.5)] == [4, 8, 16, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("pools", "groups", "learnt"),
+    [
+        ({0: 0.5, 4: 0.7}, 7.0, [True, True]),
+        ({0: 0.5, 4: 0.6, 8: 0.7}, 6.0, [False, False]),
+        ({0: 0.5, 4: 0.6}, 7.0, [False, True]),
+    ],
+)
+def test_pools_must_be_ahead_in_steps_and_groups(pools: dict, groups: float, learnt: list[bool]) -> None:
+    measures = pools_ahead({0: 0.5, 4: 0.6, 8: 0.7}, pools, 3.0, groups)
+    assert [measure.learnt for measure in measures] == learnt
+    assert (measures[0].before, measures[1].after) == (8.0, groups)

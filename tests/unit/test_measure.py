@@ -7,12 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import torch
 from engine_helpers import plain_logprobs
 from server_helpers import running
-from transformers import AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from braidrl.orchestrator.records import append_records
-from examples.measure import bets, exploitability, nll
+from examples.measure import bets, expected_rewards, exploitability, nll
 from kuhn_poker import INFORMATION_SETS, conversation
 from kuhn_poker import exploitability as exploitability_of
 from tests.unit.episodes import episode, node, trace
@@ -34,6 +35,17 @@ def chance(model: Path, information_set: str, action: str) -> float:
     return math.exp(sum(logprobs[at, tokens[at]] for at in (-2, -1)))
 
 
+def chance_of(model: Path, tokenizer: Path, prompt: str, answer: str) -> float:
+    """How likely the model gives this answer and ends, written out by hand."""
+    given, reply = (
+        AutoTokenizer.from_pretrained(tokenizer).encode(text)
+        for text in (f"<|im_start|>user\n{prompt}<|im_end|>\n{HEADER}", f"{answer}<|im_end|>")
+    )
+    tokens = given + reply
+    logprobs = plain_logprobs(model, tokens)
+    return math.exp(sum(logprobs[at - 1, tokens[at]] for at in range(len(given), len(tokens))))
+
+
 @asynccontextmanager
 async def served(model: Path) -> AsyncIterator[tuple[str, str]]:
     """Address and name of a model on a server of its own."""
@@ -50,6 +62,23 @@ async def test_the_strategy_of_a_model_is_what_it_answers(tiny_model_dir: Path) 
     assert table == pytest.approx(shares, rel=1e-3)
     assert illegal == pytest.approx(max(1 - bet - passed for bet, passed in expected.values()))
     assert measured == pytest.approx(exploitability_of(table), abs=1e-5)
+
+
+async def test_the_reward_that_versions_expect(tiny_model_dir: Path, tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5)
+    model.save_pretrained(tmp_path)
+    tasks = [("3+4=", "7"), ("3-7=", "-4"), ("3+4=", "7")]
+    async with served(tiny_model_dir) as (base_url, name):
+        folders = [tmp_path, tiny_model_dir]
+        rewards = await asyncio.to_thread(expected_rewards, f"{base_url}/v1", name, folders, tasks)
+    expected = [
+        [chance_of(folder, tiny_model_dir, prompt, answer) for prompt, answer in tasks] for folder in folders
+    ]
+    assert rewards == pytest.approx([sum(chances) / 3 for chances in expected], rel=1e-3)
+    assert rewards[0] != pytest.approx(rewards[1], rel=0.1)
 
 
 @pytest.mark.parametrize("roles", [{"tool"}, {"user", "tool"}, {"assistant"}])
