@@ -5,6 +5,7 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -104,8 +105,13 @@ def expected_curve(run: Path, base_url: str, start: str) -> dict[int, float]:
 
 
 def steps_to_gain(curve: dict[int, float], gain: float = GAIN) -> float:
-    """The first step whose reward is at least `gain` above the start's; infinite if none is."""
-    return min((float(step) for step, reward in curve.items() if reward >= curve[0] + gain), default=math.inf)
+    """Steps until the reward is `gain` above the start's, on straight lines between the steps of an ascending curve;
+    infinite if it never is."""
+    goal = curve[0] + gain
+    for (before, below), (after, reward) in pairwise(curve.items()):
+        if reward >= goal:
+            return before + (after - before) * (goal - below) / (reward - below)
+    return math.inf
 
 
 @contextmanager

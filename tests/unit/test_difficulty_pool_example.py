@@ -78,20 +78,21 @@ def save_scaled(model: Path, folder: Path, factor: float) -> None:
     scaled.save_pretrained(folder)
 
 
-def test_steps_are_counted_to_the_first_saved_policy_that_has_gained_enough() -> None:
+def test_steps_are_counted_until_enough_is_gained_for_the_first_time() -> None:
     curve = {0: 0.25, 4: 0.375, 8: 0.5, 12: 0.25, 16: 0.625}
-    assert [steps_to_gain(curve, gain) for gain in (0.125, 0.25, 0.3, 0.5)] == [4, 8, 16, math.inf]
+    gains = (0.0625, 0.125, 0.25, 0.3125, 0.5)
+    assert [steps_to_gain(curve, gain) for gain in gains] == [2, 4, 8, pytest.approx(12 + 10 / 3), math.inf]
 
 
 @pytest.mark.parametrize(
     ("pools", "groups", "learnt"),
     [
         ({0: 0.5, 4: 0.7}, 7.0, [True, True]),
-        ({0: 0.5, 4: 0.6, 8: 0.7}, 6.0, [False, False]),
+        ({0: 0.5, 4: 0.625, 8: 0.75}, 6.0, [False, False]),
         ({0: 0.5, 4: 0.6}, 7.0, [False, True]),
     ],
 )
 def test_pools_must_be_ahead_in_steps_and_groups(pools: dict, groups: float, learnt: list[bool]) -> None:
-    measures = pools_ahead({0: 0.5, 4: 0.6, 8: 0.7}, pools, 3.0, groups)
+    measures = pools_ahead({0: 0.5, 4: 0.625, 8: 0.75}, pools, 3.0, groups)
     assert [measure.learnt for measure in measures] == learnt
-    assert (measures[0].before, measures[1].after) == (8.0, groups)
+    assert (measures[0].before, measures[1].after) == (pytest.approx(4.8), groups)
