@@ -86,6 +86,12 @@ def _endpoint(config: EvalCommandConfig) -> Target:
 
 def _on_disk(config: EvalCommandConfig) -> Target:
     """The policy that `model.path` means; the config gets its folder, and what its run says."""
+    if config.inference.replicas != 1:
+        raise ConfigError(
+            "inference.replicas",
+            f"it is {config.inference.replicas}, but an evaluation starts one server; leave it away, or start `braid "
+            "inference` as often as you like and name the addresses in client.base_url",
+        )
     path, source = Path(config.model.path), None
     if path.is_dir() or path.is_absolute() or len(path.parts) > 2 or config.step is not None:  # no hub id
         try:
