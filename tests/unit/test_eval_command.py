@@ -110,7 +110,10 @@ def test_a_server_is_asked_by_its_name_of_the_model(tmp_path: Path) -> None:
         (["--model.path", "hub/model", "--step", "1"], "model.path: there is no folder hub/model"),
         (["--model.path", "m", "--seed", "1", "--inference.seed", "2"], "inference.seed differs from seed"),
         (["--model.path", "m", "--rollouts", "2"], "rollouts: unknown key"),
-        (["--model.path", "m", "--inference.replicas", "2"], "inference.replicas: it is 2, but an evaluation"),
+        (
+            ["--model.path", "m", "--inference.replicas", "2"],
+            "inference.replicas: it is 2, but an evaluation",
+        ),
         (
             ["--model.path", "m", "--source", SOURCES.replace("num_tasks", "num_task")],
             "source[0].env.taskset.num_task: ",
