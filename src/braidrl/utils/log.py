@@ -10,6 +10,8 @@ TAIL_LINES = 20
 QUIET = (
     "httpx",
     "httpx2",
+    "httpcore",
+    "httpcore2",
     "openai",
     "aiohttp.access",
     "asyncio",
