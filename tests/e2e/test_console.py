@@ -39,7 +39,8 @@ def test_a_run_is_recorded_and_no_tracker_stops_it(tiny_model_dir: Path, tmp_pat
         file.write(TRACKERS)
     output = launch.finish("--max-steps", str(STEPS))
     assert f"step {STEPS}/{STEPS}" in output and f"done: {STEPS} steps" in output
-    assert "tracker custom failed, training goes on: RuntimeError: the tracker's server is on fire" in output
+    failed = "RuntimeError: the tracker's server is on fire"  # before the run has ended, or on a busy machine after it
+    assert f"tracker custom ended with exit code 1: {failed}" in output
     assert "tracker custom_2 was not ready 0.5 s after the end" in output
 
     told = (launch.run.trackers / "custom_3" / "told.txt").read_text().splitlines()

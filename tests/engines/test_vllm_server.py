@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from braidrl.orchestrator.engine_queue import engine_queue
+from braidrl.orchestrator.engine_queue import engine_queue, gauge
 from braidrl.orchestrator.replicas import GENERATE, ReplicaError, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, read_spans
 from braidrl.orchestrator.train.algo.reference import Reference
@@ -29,6 +29,8 @@ KEY = "a-key-of-the-tests"
 TOLERANCE = 1e-5
 """Float32 rounding of a log-prob."""
 DEADLINE = 60.0
+SLOTS = 4
+"""Calls that a server works on at once."""
 PROMPT = torch.randint(0, 256, (150,), generator=torch.Generator().manual_seed(1)).tolist()
 """Longer than a block of the prefix cache."""
 
@@ -47,7 +49,7 @@ def servers(
 ) -> Iterator[Servers]:
     """Both start at the same time."""
     folder = tmp_path_factory.mktemp("servers")
-    block = {"model": {"path": str(small_model)}, "seq_len": 2048, "max_batch_size": 4, "threads": 1}
+    block = {"model": {"path": str(small_model)}, "seq_len": 2048, "max_batch_size": SLOTS, "threads": 1}
     policy = {**block, **settings(vllm_python), "api_key_var": "BRAID_TEST_KEY"}
     frozen = {**block, **settings(vllm_python, VLLM_SERVER_DEV_MODE="0")}
     with ExitStack() as stack:
@@ -114,7 +116,7 @@ def sampled(body: bytes) -> tuple[list[int], list[float]]:
 
 async def under_way(pool: Replicas, model: Path, prompt: list[int], seed: int) -> asyncio.Task[bytes]:
     """A call of which the server has sampled a part, held there until it is resumed. On a busy machine one may be over
-    before the server is asked to hold it; then it is made again."""
+    before the server is asked to hold it, or not have begun; then it is made again."""
     async with asyncio.timeout(DEADLINE):
         while True:
             call = asyncio.create_task(
@@ -123,9 +125,15 @@ async def under_way(pool: Replicas, model: Path, prompt: list[int], seed: int) -
             await generate(pool, model, PROMPT, max_tokens=8)
             await control(pool, "/pause?mode=keep")
             done, _ = await asyncio.wait([call], timeout=1)
-            if not done:
+            if not done and await running(pool) == 1:
                 return call
             await control(pool, "/resume")
+            await call
+
+
+async def running(pool: Replicas) -> int | None:
+    """Calls that the server had begun and not ended at its last step."""
+    return gauge((await pool.read(pool.all[0], "/metrics")).decode(), "vllm:num_requests_running")
 
 
 async def control(pool: Replicas, route: str) -> None:
@@ -215,21 +223,30 @@ def test_a_run_learns_from_it_as_a_teacher(servers: Servers, small_model: Path, 
 
 
 async def test_it_tells_how_many_calls_wait(servers: Servers, small_model: Path) -> None:
-    """Ten calls of four at a time: the rest waits. They are longer than a busy machine needs to say so, and given up
-    then."""
+    """Twenty calls of four at a time: the rest waits. It is asked while it holds them all, since on a busy machine it
+    finds no time to answer beside four calls; then they are given up."""
     async with policy_pool(servers) as pool:
         calls = [
             asyncio.create_task(generate(pool, small_model, [65] * 20, max_tokens=2000, ignore_eos=True))
-            for _ in range(10)
+            for _ in range(20)
         ]
         async with asyncio.timeout(DEADLINE):
-            while await engine_queue(pool) != 6:
-                await asyncio.sleep(0.01)
+            while not await held_with_a_queue(pool, calls):
+                await control(pool, "/resume")
+                await asyncio.sleep(0.1)
         for call in calls:
             call.cancel()
+        await control(pool, "/resume")
         async with asyncio.timeout(DEADLINE):
             while await engine_queue(pool) != 0:
                 await asyncio.sleep(0.01)
+
+
+async def held_with_a_queue(pool: Replicas, calls: list[asyncio.Task[bytes]]) -> bool:
+    """Hold the calls; whether some are left that wait, and the server says how many."""
+    await control(pool, "/pause?mode=keep")
+    waiting = sum(not call.done() for call in calls) - SLOTS
+    return waiting > 0 and await engine_queue(pool) == waiting
 
 
 async def test_a_policy_is_not_trained_on_a_server_without_the_routes(servers: Servers) -> None:

@@ -89,7 +89,8 @@ def test_a_tracker_that_raises_is_told_of_and_stops_nothing(
     notice = json.loads(run.notices.read_text())
     assert notice == {"tracker": "custom", "message": "RuntimeError: the tracker's server is on fire"}
     warning = capsys.readouterr().err
-    assert "tracker custom ended with exit code 1; the run itself is not affected" in warning
+    failed = "RuntimeError: the tracker's server is on fire"
+    assert f"tracker custom ended with exit code 1: {failed}; the run itself is not affected" in warning
     assert "Traceback" in run.log("tracker_custom").read_text()
 
 

@@ -15,6 +15,7 @@ from braidrl.configs.errors import ConfigError
 from braidrl.configs.load import to_toml
 from braidrl.configs.trackers import TrackConfig, TrackerConfig, labels
 from braidrl.entrypoints.track import LAUNCHED, TOO_LATE
+from braidrl.utils.log import tail
 from braidrl.utils.run_folder import RunFolder
 
 GRACE_SECONDS = 1.0
@@ -103,7 +104,8 @@ def _stop(started: Sequence[Beside], status: str) -> None:
 
 def _complaint(each: Beside, code: int, status: str) -> str:
     late = f"was not ready {each.config.close_timeout:g} s after the end (tracker.close_timeout)"
-    how = late if code == TOO_LATE else f"ended with exit code {code}"
+    why = tail(each.log, 1).removeprefix("  | ")
+    how = late if code == TOO_LATE else f"ended with exit code {code}: {why}"
     return (
         f"tracker {each.label} {how}; the run itself is not affected (it is {status}). Its log is {each.log}; send all "
         f"of it with `braid track @ {each.log.parents[1] / 'config' / f'tracker_{each.label}.toml'}`"
