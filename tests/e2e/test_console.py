@@ -60,6 +60,22 @@ def test_a_run_is_recorded_and_no_tracker_stops_it(tiny_model_dir: Path, tmp_pat
     assert [(each.status, each.after) for each in read_record(launch.run)] == [("done", 0), ("done", STEPS)]
 
 
+def test_a_tracker_that_fails_is_told_of_while_training_goes_on(tiny_model_dir: Path, tmp_path: Path) -> None:
+    launch = Launch(tmp_path, tiny_model_dir, site=HELPERS)
+    with launch.config.open("a") as file:
+        file.write('[[tracker]]\ntype = "custom"\nimport_path = "tracker_examples:Raises"\n')
+    process = launch.start("--max-steps", "1000")
+    try:
+        notice = "tracker custom failed, training goes on: RuntimeError: the tracker's server is on fire"
+        wait_until(lambda: notice in launch.output.read_text(), "the notice")
+        told = len(launch.rows("trainer"))
+        wait_until(lambda: len(launch.rows("trainer")) > told, "another step")
+        process.terminate()
+        assert process.wait(60) == 143
+    finally:
+        process.kill()
+
+
 def test_runs_say_which_process_failed_and_which_launcher_was_killed(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:

@@ -79,7 +79,7 @@ def versions(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 
 def logprobs_TV(path: Path, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """f64[T - 1, V] of a plain forward: row t describes token t + 1. In double precision, so that its own rounding takes
+    """f64[T - 1, V] of a plain forward: row t describes token t + 1. Double precision, so that its own rounding takes
     nothing of the tolerance."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
     with torch.no_grad():
