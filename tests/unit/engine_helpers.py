@@ -60,3 +60,12 @@ def check_logprobs(path: Path, request: Request, start: int = 0) -> None:
     expected = logprobs[range(first, len(logprobs)), request.tokens[first + 1 :]]
     assert len(request.logprobs) == len(request.completion) > start
     torch.testing.assert_close(torch.tensor(request.logprobs[start:]), expected, atol=1e-4, rtol=0)
+
+
+def save_scaled(model: Path, folder: Path, factor: float) -> None:
+    """Every weight of a model, times a factor."""
+    scaled = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        for parameter in scaled.parameters():
+            parameter.mul_(factor)
+    scaled.save_pretrained(folder)

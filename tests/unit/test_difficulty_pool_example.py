@@ -5,9 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-import torch
+from engine_helpers import save_scaled
 from server_helpers import running
-from transformers import AutoModelForCausalLM
 
 from braidrl.configs.load import load_config
 from braidrl.configs.rl import RLConfig
@@ -67,15 +66,6 @@ async def test_the_expected_reward_of_what_a_run_saved(tiny_model_dir: Path, tmp
         start, end = await asyncio.to_thread(expected_rewards, url, model, folders, asked)
     assert len(set(asked)) == 2 and start != pytest.approx(end, rel=0.1)
     assert curve == {0: pytest.approx(start), 4: pytest.approx(start), 8: pytest.approx(end)}
-
-
-def save_scaled(model: Path, folder: Path, factor: float) -> None:
-    """Every weight of a model, times a factor."""
-    scaled = AutoModelForCausalLM.from_pretrained(model)
-    with torch.no_grad():
-        for parameter in scaled.parameters():
-            parameter.mul_(factor)
-    scaled.save_pretrained(folder)
 
 
 def test_steps_are_counted_until_enough_is_gained_for_the_first_time() -> None:

@@ -7,10 +7,9 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-import torch
-from engine_helpers import plain_logprobs
+from engine_helpers import plain_logprobs, save_scaled
 from server_helpers import running
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoTokenizer
 
 from braidrl.orchestrator.records import append_records
 from examples.measure import bets, expected_rewards, exploitability, nll
@@ -65,11 +64,7 @@ async def test_the_strategy_of_a_model_is_what_it_answers(tiny_model_dir: Path) 
 
 
 async def test_the_reward_that_versions_expect(tiny_model_dir: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_pretrained(tiny_model_dir)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.5)
-    model.save_pretrained(tmp_path)
+    save_scaled(tiny_model_dir, tmp_path, 1.5)
     tasks = [("3+4=", "7"), ("3-7=", "-4"), ("3+4=", "7")]
     async with served(tiny_model_dir) as (base_url, name):
         folders = [tmp_path, tiny_model_dir]
