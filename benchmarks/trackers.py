@@ -32,7 +32,7 @@ from braidrl.entrypoints.tracking import tracking
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.run_folder import RunFolder
 
-EXAMPLES = Path(__file__).parents[1] / "tests" / "unit"
+EXAMPLES = Path(__file__).parents[1] / "tests" / "support"
 REPORT_SECONDS = 1.0
 METRICS = 80
 """Values of a line of metrics."""

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+WORKED_CASES = Path(__file__).parent / "data" / "worked_cases"
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
@@ -15,15 +17,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 @pytest.fixture(scope="session")
-def shared_dir() -> Path:
-    """The folder of the specification, beside the project (`BRAID_SHARED` overrides)."""
-    return Path(os.environ.get("BRAID_SHARED", Path(__file__).parents[2] / "shared"))
-
-
-@pytest.fixture(scope="session")
-def vectors(shared_dir: Path) -> dict:
-    """Worked cases by item name; non-finite numbers are the strings `nan`, `inf`, `-inf`."""
-    return json.loads((shared_dir / "spec" / "vectors.json").read_text())["items"]
+def worked_cases() -> dict[str, list[dict]]:
+    """The cases of each file in `tests/data/worked_cases`, by its stem (see `tests/data/README.md`)."""
+    return {path.stem: json.loads(path.read_text())["cases"] for path in sorted(WORKED_CASES.glob("*.json"))}
 
 
 @pytest.fixture(scope="session")

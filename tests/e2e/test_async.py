@@ -9,13 +9,13 @@ import pytest
 
 from braidrl.monitors.metrics import read_metrics
 from braidrl.utils.run_folder import RunFolder
-from tests.accounts import check_accounts, ledger
-from tests.e2e.runs import Launch
 from tests.e2e.test_kill import process_ids
-from tests.stub_trainer import orchestrator_config, run_with_stubs
-from tests.unit.server_helpers import address_of, running
+from tests.support.accounts import check_accounts, ledger
+from tests.support.runs import Launch
+from tests.support.server_helpers import address_of, running
+from tests.support.stub_trainer import orchestrator_config, run_with_stubs
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS, BOUND = 30, 4
 SOURCE = {

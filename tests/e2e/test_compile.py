@@ -14,10 +14,10 @@ from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel, data_parallel
 from braidrl.trainer.parts import PartsReader
 from braidrl.trainer.step import Learner
-from tests.unit.ranks import run_ranks
-from tests.unit.trainer_batches import make_batch, trainer_config
+from tests.support.ranks import run_ranks
+from tests.support.trainer_batches import make_batch, trainer_config
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 ALONE = Parallel(0, 1, torch.device("cpu"))
 STEPS = 4
 

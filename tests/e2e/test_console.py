@@ -13,11 +13,11 @@ import pytest
 
 from braidrl.monitors.live import read_live
 from braidrl.monitors.record import outcome, read_record
-from tests.e2e.runs import Launch, wait_until
+from tests.support.paths import SUPPORT
+from tests.support.runs import Launch, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
-HELPERS = Path(__file__).parents[1] / "unit"
 STEPS = 3
 TRACKERS = """
 [[tracker]]
@@ -34,7 +34,7 @@ import_path = "tracker_examples:Writes"
 
 
 def test_a_run_is_recorded_and_no_tracker_stops_it(tiny_model_dir: Path, tmp_path: Path) -> None:
-    launch = Launch(tmp_path, tiny_model_dir, site=HELPERS)
+    launch = Launch(tmp_path, tiny_model_dir, site=SUPPORT)
     with launch.config.open("a") as file:
         file.write(TRACKERS)
     output = launch.finish("--max-steps", str(STEPS))
@@ -61,7 +61,7 @@ def test_a_run_is_recorded_and_no_tracker_stops_it(tiny_model_dir: Path, tmp_pat
 
 
 def test_a_tracker_that_fails_is_told_of_while_training_goes_on(tiny_model_dir: Path, tmp_path: Path) -> None:
-    launch = Launch(tmp_path, tiny_model_dir, site=HELPERS)
+    launch = Launch(tmp_path, tiny_model_dir, site=SUPPORT)
     with launch.config.open("a") as file:
         file.write('[[tracker]]\ntype = "custom"\nimport_path = "tracker_examples:Raises"\n')
     process = launch.start("--max-steps", "1000")

@@ -15,9 +15,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from commands import serving
-from tests.e2e.runs import Launch
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 3
 EVALUATION = """

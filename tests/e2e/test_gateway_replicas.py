@@ -19,7 +19,7 @@ from braidrl.orchestrator.replicas import GENERATE, Replica, Replicas
 from braidrl.orchestrator.sessions import derive_seed
 from braidrl.utils.run_folder import RunFolder
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 START_SECONDS = 120.0
 SESSIONS, CALLS = 24, 3

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from braidrl.monitors.record import outcome
-from tests.e2e.runs import Launch, command_lines, wait_until
+from tests.support.runs import Launch, command_lines, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 6
 

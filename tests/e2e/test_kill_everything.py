@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.accounts import check_accounts
-from tests.e2e.runs import Launch, wait_until
 from tests.e2e.test_kill import process_ids
 from tests.e2e.test_resume import SYNCHRONOUS, prompts_and_replies
+from tests.support.accounts import check_accounts
+from tests.support.runs import Launch, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 20
 EVERY_STEP = ("--max_steps", str(STEPS), "--checkpoint.interval", "1")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import check_accounts
-from tests.e2e.runs import Launch, command_lines, wait_until
+from tests.support.accounts import check_accounts
+from tests.support.runs import Launch, command_lines, wait_until
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 20
 START = 240.0

@@ -44,7 +44,7 @@ def config_of(folder: Path, model: Path, **orchestrator: Any) -> dict[str, Any]:
     }
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 def test_steps_by_hand_are_those_of_a_run(tiny_model_dir: Path, tmp_path: Path) -> None:
     whole = braidrl.run(config_of(tmp_path / "whole", tiny_model_dir), quiet=True)
     rows = []
@@ -75,7 +75,7 @@ def tokens(run: braidrl.Run, step: int) -> list[list[int]]:
     return [[token for node in trace["nodes"] for token in node["token_ids"]] for trace in traces]
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 async def test_a_loop_works_where_an_event_loop_runs_and_does_not_hang(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
@@ -101,7 +101,7 @@ async def test_a_loop_works_where_an_event_loop_runs_and_does_not_hang(
     loop.close()
 
 
-@pytest.mark.e2e
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("keys", "path"),
     [({"share_device": True}, "share_device"), ({"launcher": "ray"}, "launcher")],

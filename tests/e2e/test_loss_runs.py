@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import Launch
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 RECIPE = """\
 algorithm:

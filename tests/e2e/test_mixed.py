@@ -8,9 +8,9 @@ import pytest
 
 from braidrl.utils.tiny_model import create_tiny_model
 from commands import serving
-from tests.e2e.runs import Launch
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 MICRO_BATCH_TOKENS = 32768
 CONFIG = """\

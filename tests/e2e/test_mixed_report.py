@@ -10,10 +10,10 @@ from playwright.sync_api import expect
 from braidrl.cli import main
 from braidrl.report.page.index import ID
 from braidrl.utils.run_folder import RunFolder
-from tests.e2e.browser import Look, looking
-from tests.e2e.recorded_runs import play_mixed
+from tests.support.browser import Look, looking
+from tests.support.recorded_runs import play_mixed
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 ON_HOVER = {"trainer_logprobs": "logprobs", **{name: name for name in ("entropy", "pull", *COMPONENTS)}}

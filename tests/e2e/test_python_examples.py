@@ -12,10 +12,10 @@ from nbclient import NotebookClient
 
 import braidrl
 from braidrl.monitors.record import outcome
-from tests.e2e.runs import Launch, command_lines, wait_until
+from tests.support.paths import EXAMPLES
+from tests.support.runs import Launch, command_lines, wait_until
 
-pytestmark = pytest.mark.e2e
-EXAMPLES = Path(__file__).parents[2] / "examples"
+pytestmark = pytest.mark.slow
 
 
 @pytest.mark.timeout(900)

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import check_accounts
-from tests.e2e.runs import Launch, wait_until
+from tests.support.accounts import check_accounts
+from tests.support.paths import EXAMPLES
+from tests.support.runs import Launch, wait_until
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
-RECIPE = Path(__file__).parents[2] / "examples" / "grpo" / "rl.toml"
+RECIPE = EXAMPLES / "grpo" / "rl.toml"
 MEMORY = 80 * 2**20
 """Bytes of a node's object store, in which nothing large lies."""
 START = 240.0

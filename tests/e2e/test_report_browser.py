@@ -15,10 +15,10 @@ from braidrl.cli import main
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.report.page.index import ID
 from braidrl.utils.run_folder import RunFolder
-from tests.e2e.browser import Look, looking
-from tests.unit.report_runs import record_run
+from tests.support.browser import Look, looking
+from tests.support.report_runs import record_run
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 ROWS = ".tabulator-row"
 
 

@@ -12,10 +12,10 @@ from playwright.sync_api import expect
 from braidrl.cli import main
 from braidrl.report.page.changes import MOST_POINTS, MOST_ROWS
 from braidrl.utils.run_folder import RunFolder
-from tests.e2e.browser import looking
-from tests.unit.report_runs import record_run
+from tests.support.browser import looking
+from tests.support.report_runs import record_run
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 STEPS = 2505
 PER_STEP = 40
 EPISODES = STEPS * PER_STEP

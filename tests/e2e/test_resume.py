@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.runs import Launch
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 # Which requests share a batch changes the sampler's log-probs by rounding. AdamW divides by the size of a
 # gradient: where that is rounding itself, so would be the step, were it not for a larger eps.

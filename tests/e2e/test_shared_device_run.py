@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from safetensors.torch import load_file
 
-from tests.e2e.runs import Launch
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 def test_a_run_by_turns_trains_what_the_other_trains(tiny_model_dir: Path, tmp_path: Path) -> None:

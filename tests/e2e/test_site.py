@@ -12,10 +12,10 @@ from mkdocs.commands.build import build
 from mkdocs.config import load_config
 from playwright.sync_api import expect
 
-from tests.e2e.browser import looking
+from tests.support.browser import looking
+from tests.support.paths import REPOSITORY
 
-pytestmark = pytest.mark.e2e
-REPOSITORY = Path(__file__).parents[2]
+pytestmark = pytest.mark.slow
 LOADED = re.compile(r'<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//')
 """What a browser would ask a network for, by itself."""
 

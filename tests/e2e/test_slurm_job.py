@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.accounts import check_accounts
-from tests.e2e.runs import Launch
+from tests.support.accounts import check_accounts
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 3
 TOOLS = {

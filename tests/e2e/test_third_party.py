@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.e2e.runs import Launch
-from tests.unit.packages import installed_loss
+from tests.support.packages import installed_loss
+from tests.support.runs import Launch
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 STEPS = 2
 BOUND = 0.02

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.runs import CONFIG
+from tests.support.runs import CONFIG
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 TORCHRUN = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m"]
 REAL = "ranks: 2, real (FSDP2)"

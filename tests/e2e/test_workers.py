@@ -16,10 +16,10 @@ from braidrl.orchestrator.envs import Finished, TrainEnv
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import Replicas
 from braidrl.orchestrator.workers import WorkerError
-from tests.stub_engine import StubEngine
-from tests.stub_trainer import orchestrator_config, run_stub
+from tests.support.stub_engine import StubEngine
+from tests.support.stub_trainer import orchestrator_config, run_stub
 
-pytestmark = pytest.mark.e2e
+pytestmark = pytest.mark.slow
 
 
 @asynccontextmanager

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.utils.tiny_model import create_tiny_model
-
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.paths import REPOSITORY
 
 
 @pytest.fixture(scope="session")
@@ -38,5 +37,5 @@ def smollm2() -> Path:
     path = Path(named) if named else REPOSITORY / "models" / "smollm2"
     assert not named or path.is_dir(), f"BRAID_SMOLLM2 names {named}, which is not there"
     if not path.is_dir():
-        pytest.skip(f"no SmolLM2-135M-Instruct at {path}; BRAID_SMOLLM2 names a folder with it")
+        pytest.skip(f"no SmolLM2-135M-Instruct at {path}; examples/smollm2.py makes it, BRAID_SMOLLM2 names another folder")
     return path

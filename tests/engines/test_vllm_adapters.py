@@ -21,7 +21,7 @@ from tests.engines.test_vllm_runs import (
 )
 from tests.engines.test_vllm_server import DEADLINE, check_update, under_way
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 RANK = 4
 

@@ -8,7 +8,7 @@ import pytest
 
 from braidrl.transport.transfer import Offer, Place
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 READ = """\
 import inspect, json, sys

@@ -10,10 +10,10 @@ import tomli_w
 import torch
 from transformers import AutoModelForCausalLM
 
-from tests.e2e.runs import Launch
 from tests.engines.servers import settings
+from tests.support.runs import Launch
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 STEPS = (1, 2, 3)
 ON_POLICY = ("--max_steps", "3", "--orchestrator.max_off_policy_steps", "0")

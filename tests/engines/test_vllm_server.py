@@ -20,10 +20,10 @@ from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.heads import call_key
 from braidrl.utils.api_key import bearer
 from braidrl.utils.tiny_model import create_tiny_model
-from tests.e2e.runs import Launch
 from tests.engines.servers import serving, settings, wait_ready
+from tests.support.runs import Launch
 
-pytestmark = [pytest.mark.engines, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 KEY = "a-key-of-the-tests"
 TOLERANCE = 1e-5

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import COMMANDS, main
+from tests.support.paths import REPOSITORY
 
-REPOSITORY = Path(__file__).parents[2]
 RECIPE = REPOSITORY / "examples" / "grpo" / "rl.toml"
 HEAVY = ("torch", "transformers")
 

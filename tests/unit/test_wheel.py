@@ -7,9 +7,10 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from hatchling.builders.wheel import WheelBuilder
 
-REPOSITORY = Path(__file__).parents[2]
+from tests.support.paths import REPOSITORY
+from tests.support.wheel import build_wheel
+
 LOOK = """
 from braidrl.cli import main
 from braidrl.entrypoints.quickstart import recipe_folder
@@ -23,9 +24,7 @@ print(HERE, recipe_folder(), sep="\\n")
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    builder = WheelBuilder(str(REPOSITORY))
-    (path,) = builder.build(directory=str(tmp_path_factory.mktemp("wheel")), versions=["standard"])
-    return Path(path)
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def files_of(folder: Path, names: Path) -> set[str]:

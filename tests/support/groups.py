@@ -1,0 +1,36 @@
+"""Groups of episodes as curricula see them."""
+
+from collections.abc import Iterator, Sequence
+
+import verifiers.v1 as vf
+
+from braidrl.orchestrator.train.algo.routing import assign_advantages
+from tests.support.stub_episodes import make_episode
+
+
+class Endless(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
+    """Tasks without end."""
+
+    INFINITE = True
+
+    def load(self) -> Iterator[vf.Task[vf.TaskData]]:
+        number = 0
+        while True:
+            yield vf.Task(vf.TaskData(prompt=f"task {number}"))
+            number += 1
+
+
+def group_of(
+    task: vf.Task,
+    rewards: Sequence[float | None],
+    advantages: Sequence[float | None] = (),
+    group_id: str = "g",
+) -> list[vf.Episode]:
+    """A finished group: one episode a reward (None: it was never scored), each with its advantage if it has one."""
+    episodes = [make_episode(task, reward, f"{group_id}/{n}").episode for n, reward in enumerate(rewards)]
+    for episode in episodes:
+        episode.group = vf.GroupInfo(id=group_id)
+    for episode, advantage in zip(episodes, advantages, strict=False):
+        if advantage is not None:
+            assign_advantages(episode.traces[0], advantage)
+    return episodes
