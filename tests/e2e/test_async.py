@@ -9,9 +9,8 @@ import pytest
 
 from braidrl.monitors.metrics import read_metrics
 from braidrl.utils.run_folder import RunFolder
-from tests.e2e.test_kill import process_ids
 from tests.support.accounts import check_accounts, ledger
-from tests.support.runs import Launch
+from tests.support.runs import Launch, process_ids
 from tests.support.server_helpers import address_of, running
 from tests.support.stub_trainer import orchestrator_config, run_with_stubs
 

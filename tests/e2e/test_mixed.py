@@ -1,79 +1,61 @@
-"""Three environments with three algorithms in one run: every component trains, in the same micro batch."""
+"""Three sources with three algorithms in one run, examples/mixed: all components train, in the same micro batch, and the
+page of the run tells them apart."""
 
-import socket
-from collections.abc import Iterator
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from playwright.sync_api import expect
 
-from braidrl.utils.tiny_model import create_tiny_model
-from commands import serving
-from tests.support.runs import Launch
+from braidrl.cli import main
+from braidrl.report.page.index import ID
+from braidrl.utils.run_folder import RunFolder
+from tests.support.browser import Look, looking
+from tests.support.recorded_runs import play_mixed
 
 pytestmark = pytest.mark.slow
 
-MICRO_BATCH_TOKENS = 32768
-CONFIG = """\
-max_steps = 2
-seq_len = 160
-[model]
-path = "{model}"
-[trainer]
-micro_batch_tokens = {tokens}
-[orchestrator]
-batch_size = 48
-max_off_policy_steps = 0
-constant_trainer_batch_size = false
-[orchestrator.renderer]
-name = "qwen3"
-enable_thinking = false
-[orchestrator.train]
-group_size = 2
-[orchestrator.train.sampling]
-max_tokens = 6
-[[orchestrator.train.source]]
-env.taskset.id = "reverse-text"
-[[orchestrator.train.source]]
-env.taskset.id = "guess-number"
-algo.type = "echo"
-algo.roles.user.alpha = 0.5
-[[orchestrator.train.source]]
-env.taskset.id = "arithmetic"
-algo.type = "opd"
-algo.teacher.name = "{teacher}"
-algo.teacher.base_url = "{url}"
-"""
-MEMBERS = {
-    "rl": {"reverse-text", "guess-number"},
-    "ce": {"guess-number"},
-    "ref_kl": {"arithmetic"},
-}
+COMPONENTS = ("rl", "ce", "ref_kl")
+MEMBERS = {"rl": {"short", "guessing"}, "ce": {"guessing"}, "ref_kl": {"long"}}
+"""Sources whose tokens a component has."""
+MICRO_BATCH_TOKENS = 16384
+ON_HOVER = {"trainer_logprobs": "logprobs", **{name: name for name in ("entropy", "pull", *COMPONENTS)}}
+"""Number of the page -> stream of `episodes/tokens`."""
 
 
-@pytest.fixture
-def teacher(tmp_path: Path) -> Iterator[tuple[Path, str]]:
-    """A frozen model with other weights, and its address."""
-    model = create_tiny_model(tmp_path / "teacher", seed=1)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    words = ["inference", "--model.path", str(model), "--port", str(port), "--seq-len", "160"]
-    with serving(
-        [*words, "--output-dir", str(tmp_path / "served")], tmp_path, tmp_path / "teacher.log"
-    ) as url:
-        yield model, url
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> RunFolder:
+    """Some steps of the example from a model that cannot do anything yet, and its page, `report.html`."""
+    run = play_mixed(tmp_path_factory.mktemp("mixed"), tiny_model_dir)
+    assert main(["report", str(run.root)]) == 0
+    return run
 
 
-def test_three_algorithms_share_a_micro_batch(teacher, tmp_path: Path, tiny_model_dir: Path) -> None:
-    launch = Launch(tmp_path / "run", tiny_model_dir)
-    model, url = teacher
-    text = CONFIG.format(model=tiny_model_dir, tokens=MICRO_BATCH_TOKENS, teacher=model, url=url)
-    launch.config.write_text(text)
-    launch.finish()
-    rows = launch.rows("trainer")
-    assert len(rows) == 2
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def counts(run: RunFolder) -> dict[int, dict[str, int]]:
+    """Tokens of each component, by step, as the trainer counted them."""
+    return {
+        row["step"]: {name: int(row.get(f"tokens/{name}", 0)) for name in COMPONENTS}
+        for row in lines(run.metrics("trainer"))
+    }
+
+
+def whole_step(run: RunFolder) -> int:
+    """A step with tokens of all three components."""
+    return next(step for step, tokens in counts(run).items() if all(tokens.values()))
+
+
+def test_three_algorithms_share_a_micro_batch(run: RunFolder) -> None:
+    rows = [
+        row for row in lines(run.metrics("trainer")) if all(row.get(f"tokens/{name}") for name in COMPONENTS)
+    ]
+    assert rows, "no step with all components"
     for row in rows:
-        # whatever the forward saw fits into one row, so all of it was one micro batch
+        # All that the forward saw fits into one row, so it was one micro batch.
         assert row["tokens/packed"] < MICRO_BATCH_TOKENS
         for component, sources in MEMBERS.items():
             prefix = f"tokens/{component}/env/"
@@ -83,3 +65,58 @@ def test_three_algorithms_share_a_micro_batch(teacher, tmp_path: Path, tiny_mode
             shares = [row[f"loss/{component}/env/{source}"] for source in listed]
             assert row[f"loss/{component}"] == pytest.approx(sum(shares), rel=1e-5, abs=1e-8)
         assert row["loss"] == pytest.approx(sum(row[f"loss/{name}"] for name in MEMBERS), rel=1e-5, abs=1e-8)
+
+
+def check_numbers(tip: dict[str, float], sample: dict[str, Any], position: int) -> None:
+    """What stands beside the pointer is what the trainer wrote of this token, digit for digit."""
+    entry = sample["positions"].index(position)
+    for shown, stream in ON_HOVER.items():
+        if stream in sample and (shown in tip or sample[stream][entry]):
+            assert tip[shown] == sample[stream][entry], shown
+    if "advantages" in sample and tip.get("advantages"):
+        assert tip["advantages"] == pytest.approx(sample["advantages"][entry], rel=1e-6)
+    if "log_ratio" in tip:
+        assert tip["log_ratio"] == sample["logprobs"][entry] - sample["sampling_logprobs"][entry]
+
+
+def open_batch(look: Look, step: int) -> None:
+    look.go(f"batch={step}.0.0", "batch")
+    if look.page.locator("text=draw all").count():
+        look.page.click("text=draw all")
+
+
+def test_components_of_one_micro_batch_are_told_apart(run: RunFolder) -> None:
+    step = whole_step(run)
+    with looking(run.root / "report.html") as look:
+        open_batch(look, step)
+        for name, count in counts(run)[step].items():
+            expect(look.page.locator(f".samples .c-{name}")).to_have_count(count)
+            assert look.texts(f'.totals [data-component="{name}"] b') == [f"{count:,}"]
+        assert len({look.background(f".samples .c-{name}") for name in COMPONENTS}) == 3
+
+
+@pytest.mark.parametrize("component", COMPONENTS)
+def test_numbers_on_hover_are_those_of_the_files(run: RunFolder, component: str) -> None:
+    """The first and the last token of a component in a micro batch, and the same on the pages of their rollouts."""
+    step = whole_step(run)
+    samples = lines(run.token_records(step))
+    with looking(run.root / "report.html") as look:
+        open_batch(look, step)
+        tokens = look.page.locator(f".samples .c-{component}")
+        for token in (tokens.first, tokens.last):
+            token.hover()
+            rollout, branch, position = token.evaluate(
+                "({token}) => [token.rollout, token.branch, token.position]"
+            )
+            (sample,) = (
+                each for each in samples if each["episode"][:ID] == rollout and each["branch"] == branch
+            )
+            tip = look.tip()
+            assert tip[component] > 0
+            (why,) = look.texts("#tip .why")
+            trained = f"trained (member of {component}) in step {step}, micro batch 0"
+            assert why.startswith(trained if tip["pull"] else "rejected")
+            check_numbers(tip, sample, position)
+            look.go(f"rollout={rollout}&token=0.{branch}.{position}", "rollout")
+            assert look.tip() == tip
+            open_batch(look, step)

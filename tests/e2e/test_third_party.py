@@ -18,6 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 2
 BOUND = 0.02
+SCALE = 2.0
 SETTINGS = (
     *("--orchestrator.train.algo.bound", str(BOUND)),
     *("--orchestrator.max_off_policy_steps", "0", "--orchestrator.constant_trainer_batch_size", "false"),
@@ -63,17 +64,18 @@ def credit(launch: Launch, step: int) -> list[tuple[float, float, np.ndarray]]:
     return traces
 
 
-def test_an_installed_algorithm_is_listed_resolved_and_trained(
+def test_an_installed_algorithm_and_loss_are_listed_resolved_and_trained(
     site: Path, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """Its advantages reach the trainer: the loss of the first step follows from them alone."""
+    """The advantages of the algorithm reach the loss: that of the first step follows from them alone."""
     shown = " ".join(braid("algorithms", site=site).split())
     assert "source: GRPO (arXiv:2402.03300), within bounds comes from: braid-cut-mean 0.1.0" in shown
     assert "parameters: bound = 1.0" in shown
 
-    launch = Launch(tmp_path, tiny_model_dir, site)
+    launch = Launch(tmp_path, tiny_model_dir, installed_loss(site))
     launch.config = tmp_path / "braid-cut-mean" / "rl.toml"
-    settings = (*SETTINGS, "--model.path", str(tiny_model_dir))
+    loss = ("--trainer.loss.type", "trusting", "--trainer.loss.scale", str(SCALE))
+    settings = (*SETTINGS, *loss, "--model.path", str(tiny_model_dir))
     resolved = tomllib.loads(braid("rl", "@", str(launch.config), *settings, "--dry-run", site=site))
     (source,) = resolved["orchestrator"]["train"]["source"]
     assert source["algo"] == {"type": "cut_mean", "bound": BOUND, "sampling": {"source": "policy"}}
@@ -90,8 +92,10 @@ def test_an_installed_algorithm_is_listed_resolved_and_trained(
         tokens = np.concatenate([advantages for _, _, advantages in traces])
         assert (abs(tokens) == BOUND).any() and tokens.any()
         assert trained["tokens/rl"] == np.count_nonzero(tokens)
-        # sampled by the policy that is trained, so that every ratio is 1: the loss is minus the mean advantage
-        np.testing.assert_allclose(trained["loss/rl"], -tokens.sum() / np.count_nonzero(tokens), rtol=1e-4)
+        # sampled by the policy that is trained, so that every ratio is 1: the loss is minus the mean advantage, scaled
+        expected = -SCALE * tokens.sum() / np.count_nonzero(tokens)
+        np.testing.assert_allclose(trained["loss/rl"], expected, rtol=1e-4)
+        assert abs(trained["ratio"] - 1) < 1e-4
         assert trained["loss/rl"] != 0 and trained["grad_norm"] > 0 and trained["stepped"] == 1
         assert shipped["algorithm/reverse-text/groups"] == 2
 
@@ -125,13 +129,6 @@ def check_gain(launch: Launch, scale: float) -> None:
         trained[0]["loss/rl"], -scale * tokens.sum() / np.count_nonzero(tokens), rtol=1e-4
     )
     assert trained[0]["loss/rl"] < 0 < trained[0]["grad_norm"] and trained[0]["stepped"] == 1
-
-
-def test_an_installed_loss_trains(tmp_path: Path, tiny_model_dir: Path) -> None:
-    launch = Launch(tmp_path / "run", tiny_model_dir, installed_loss(tmp_path / "site"))
-    launch.finish("--trainer.loss.type", "trusting", "--trainer.loss.scale", "2", *ON_POLICY)
-    assert abs(launch.rows("trainer")[0]["ratio"] - 1) < 1e-4
-    check_gain(launch, 2)
 
 
 def test_a_loss_in_the_folder_of_the_run_trains(tmp_path: Path, tiny_model_dir: Path) -> None:

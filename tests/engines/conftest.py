@@ -37,5 +37,7 @@ def smollm2() -> Path:
     path = Path(named) if named else REPOSITORY / "models" / "smollm2"
     assert not named or path.is_dir(), f"BRAID_SMOLLM2 names {named}, which is not there"
     if not path.is_dir():
-        pytest.skip(f"no SmolLM2-135M-Instruct at {path}; examples/smollm2.py makes it, BRAID_SMOLLM2 names another folder")
+        pytest.skip(
+            f"no SmolLM2-135M-Instruct at {path}; examples/smollm2.py makes it, BRAID_SMOLLM2 names another folder"
+        )
     return path

@@ -98,6 +98,11 @@ def command_lines(launch: Launch) -> dict[int, list[str]]:
     return found
 
 
+def process_ids(launch: Launch) -> dict[str, int]:
+    """Running processes of a run, by name."""
+    return {arguments[0]: pid for pid, arguments in command_lines(launch).items()}
+
+
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
     """Poll until `condition` holds; fails with `what` at the deadline."""
     deadline = time.monotonic() + timeout

@@ -10,44 +10,47 @@ from braidrl.cli import COMMANDS, main
 from tests.support.paths import REPOSITORY
 
 RECIPE = REPOSITORY / "examples" / "grpo" / "rl.toml"
-HEAVY = ("torch", "transformers")
+HEAVY = ("torch", "transformers", "verifiers")
 
 
-def braid(*args: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "braidrl.cli", *args], capture_output=True, text=True, timeout=60
-    )
+def loaded_after(*commands: list[str]) -> list[set[str]]:
+    """Heavy modules that are loaded once `braid ARGS` has answered, for each of `commands`, run in one new process."""
+    code = f"""
+import sys
+from braidrl.cli import main
+for args in {list(commands)!r}:
+    try: main(args)
+    except SystemExit: pass
+    print("LOADED", *(name for name in {HEAVY} if name in sys.modules))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("LOADED")]
+    assert len(lines) == len(commands), done.stderr
+    return [set(line.split()[1:]) for line in lines]
 
 
-def modules_after(*args: str) -> set[str]:
-    """Modules that are loaded once `braid ARGS` has answered."""
-    code = (
-        "import sys\n"
-        "from braidrl.cli import main\n"
-        f"try: main({list(args)!r})\n"
-        "except SystemExit: pass\n"
-        "print('MODULES', *sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    return set(done.stdout.rsplit("MODULES", 1)[1].split())
+def test_help_and_errors_of_braid_load_nothing_heavy() -> None:
+    helps = [["--help"], *([name, "--help"] for name in COMMANDS)]
+    wrong = ["rl", "@", str(RECIPE), "--trainer.optim.lrr", "1"]
+    for args, loaded in zip([*helps, wrong], loaded_after(*helps, wrong), strict=True):
+        assert not loaded, args
 
 
-@pytest.mark.parametrize("args", [["--help"], *([name, "--help"] for name in COMMANDS)])
-def test_help_needs_nothing_heavy(args: list[str]) -> None:
-    loaded = modules_after(*args)
-    assert not loaded & {*HEAVY, "verifiers"}
+def test_dry_run_needs_no_torch() -> None:
+    (loaded,) = loaded_after(["rl", "@", str(RECIPE), "--dry-run"])
+    assert loaded <= {"verifiers"}
 
 
-def test_error_in_own_key_needs_nothing_heavy() -> None:
-    assert not modules_after("rl", "@", str(RECIPE), "--trainer.optim.lrr", "1") & {*HEAVY, "verifiers"}
+def test_dry_run_shows_what_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["rl", "@", str(RECIPE), "--dry-run", "--trainer.optim.lr", "0.125"]) == 0
+    shown = capsys.readouterr().out
+    assert "lr = 0.125" in shown and 'id = "braid-chat"' in shown
 
 
-def test_dry_run_needs_no_torch_and_shows_what_runs() -> None:
-    assert not modules_after("rl", "@", str(RECIPE), "--dry-run") & set(HEAVY)
-    done = braid("rl", "@", str(RECIPE), "--dry-run", "--trainer.optim.lr", "0.125")
-    assert done.returncode == 0
-    assert "lr = 0.125" in done.stdout
-    assert 'id = "braid-chat"' in done.stdout
+def test_braid_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "braidrl.cli", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.startswith("braid ")
 
 
 @pytest.mark.parametrize(
