@@ -11,6 +11,8 @@ WORKED_CASES = Path(__file__).parent / "data" / "worked_cases"
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+# One thread a process, for tests run in two workers and start processes of their own.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # A shell starts its background jobs so, and every process that a test starts and interrupts would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,11 +1,10 @@
 """Evaluation, export and resumption by path, with the commands that a user types."""
 
+import contextlib
+import io
 import json
-import os
 import shutil
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from braidrl.cli import main
 from commands import serving
 from tests.support.runs import Launch
 
@@ -43,12 +43,11 @@ TIMES = ("seconds", "seconds/mean")
 
 
 def braid(folder: Path, *args: str, code: int = 0) -> str:
-    """Run a command; returns what it printed."""
-    command = [sys.executable, "-m", "braidrl.cli", *args]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, capture_output=True, text=True, cwd=folder, env=env, timeout=180)
-    assert done.returncode == code, done.stdout + done.stderr
-    return done.stdout + done.stderr
+    """Run a command in `folder`, in this process, and return what it printed."""
+    printed = io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        assert main(list(args)) == code, printed.getvalue()
+    return printed.getvalue()
 
 
 def figures(line: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Three sources with three algorithms in one run, examples/mixed: all components train, in the same micro batch, and the
+"""Three sources with three algorithms in one run, examples/mixed: all components train in the same micro batch, and the
 page of the run tells them apart."""
 
 import json

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from braidrl.cli import main
 from tests.support.runs import CONFIG
 
 pytestmark = pytest.mark.slow
@@ -23,12 +24,11 @@ def loss(inputs):
 """
 
 
-def run(
-    model: Path, folder: Path, *flags: str, launcher: list[str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(model: Path, folder: Path, *flags: str) -> subprocess.CompletedProcess[str]:
+    """Run `braid verify` on two processes."""
     config = folder / "run.toml"
     config.write_text(CONFIG.format(model=model))
-    command = [sys.executable, "-m", *(launcher or []), "braidrl.cli", "verify", "@", str(config)]
+    command = [sys.executable, "-m", *TORCHRUN, "braidrl.cli", "verify", "@", str(config)]
     return subprocess.run(
         [*command, "--output_dir", str(folder / "run"), *flags],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -38,17 +38,19 @@ def run(
     )
 
 
-def test_one_process(tiny_model_dir: Path, tmp_path: Path) -> None:
-    done = run(tiny_model_dir, tmp_path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    lines = [line for line in done.stdout.splitlines() if line.endswith("  ok")]
-    assert len(lines) == 9 and "FAIL" not in done.stdout
+def test_one_process(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "run.toml"
+    config.write_text(CONFIG.format(model=tiny_model_dir))
+    assert main(["verify", "@", str(config), "--output_dir", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    lines = [line for line in printed.splitlines() if line.endswith("  ok")]
+    assert len(lines) == 9 and "FAIL" not in printed
     assert [path.name for path in tmp_path.iterdir()] == ["run.toml"], "it writes nothing"
 
 
 def test_two_processes(tiny_model_dir: Path, tmp_path: Path) -> None:
     flags = ["--json", "--trainer.loss.type", "gspo", "--trainer.loss_agg_mode", "seq-mean-token-mean"]
-    done = run(tiny_model_dir, tmp_path, *flags, launcher=TORCHRUN)
+    done = run(tiny_model_dir, tmp_path, *flags)
     assert done.returncode == 0, done.stdout + done.stderr
     checks = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
     assert len(checks) == 10 and 0 <= checks[REAL]["worst"] < 1e-5
@@ -64,7 +66,7 @@ def test_two_processes_that_disagree(tiny_model_dir: Path, tmp_path: Path) -> No
         "--trainer.loss.import_path",
         f"{tmp_path / 'uneven.py'}:loss",
     ]
-    done = run(tiny_model_dir, tmp_path, *flags, launcher=TORCHRUN)
+    done = run(tiny_model_dir, tmp_path, *flags)
     assert done.returncode == 1, done.stdout + done.stderr
     failed = [check["name"] for check in json.loads(done.stdout)["checks"] if not check["ok"]]
     assert failed == [REAL]

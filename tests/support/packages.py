@@ -1,7 +1,11 @@
 """Packages that bring something to Braid, for the tests of plugins: made, installed and used."""
 
+import json
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.support.paths import REPOSITORY, SUPPORT
@@ -33,17 +37,59 @@ def trusting_loss(inputs, config):
 """
 
 
+Commands = Callable[..., subprocess.CompletedProcess[str]]
+COMMANDS = """
+import contextlib, io, json, sys
+from braidrl.cli import main
+for line in sys.stdin:
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(json.loads(line))
+        except SystemExit as end:
+            code = end.code
+    print(json.dumps([code or 0, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+def _environment(site: Path) -> dict[str, str]:
+    path = [str(site), str(REPOSITORY), str(SUPPORT), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+    return {"PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(path)}
+
+
 def python(site: Path, *args: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """Run Python where the installed package is found as any other."""
-    path = [str(site), str(REPOSITORY), str(SUPPORT)]
+    """Run Python where the package in `site` is installed like any other."""
     return subprocess.run(
         [sys.executable, *args],
         capture_output=True,
         text=True,
         cwd=folder,
-        env={"PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": ":".join(path)},
+        env=_environment(site),
         timeout=120,
     )
+
+
+@contextmanager
+def commands(site: Path) -> Iterator[Commands]:
+    """A function that runs `braid` with its arguments in one process for all calls, where the package in `site` is
+    installed like any other."""
+    with subprocess.Popen(
+        [sys.executable, "-c", COMMANDS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env=_environment(site),
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def braid(*args: str) -> subprocess.CompletedProcess[str]:
+            process.stdin.write(json.dumps(args) + "\n")
+            process.stdin.flush()
+            return subprocess.CompletedProcess(args, *json.loads(process.stdout.readline()))
+
+        yield braid
+        process.stdin.close()
 
 
 def installed(

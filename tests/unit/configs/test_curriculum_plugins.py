@@ -10,7 +10,7 @@ from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, GATE, GATES, SAMPLER, SAMPLERS, Kind
 from braidrl.orchestrator.train.curriculum import GATE_CLASSES, SAMPLER_CLASSES, gate_class, sampler_class
-from tests.support.packages import installed, listed, python
+from tests.support.packages import Commands, installed, listed, python
 
 CONFIGS = """
 from typing import ClassVar, Literal
@@ -114,15 +114,15 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )
 def test_they_are_listed_and_explained(
-    site: Path, command: str, name: str, summary: list[str], details: list[str]
+    braid: Commands, command: str, name: str, summary: list[str], details: list[str]
 ) -> None:
-    block = listed(python(site, "-m", "braidrl.cli", command).stdout)[name]
+    block = listed(braid(command).stdout)[name]
     assert [part for part in summary if part not in block] == []
-    text = python(site, "-m", "braidrl.cli", command, name).stdout
+    text = braid(command, name).stdout
     assert [part for part in details if part not in text] == []
 
 
-def test_they_are_in_the_schema_and_validate(site: Path, tmp_path: Path) -> None:
+def test_they_are_in_the_schema_and_validate(braid: Commands, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
 
     def dry_run(stride: int, gate: str) -> subprocess.CompletedProcess[str]:
@@ -130,7 +130,7 @@ def test_they_are_in_the_schema_and_validate(site: Path, tmp_path: Path) -> None
             'model.path = "m"\n[[train.source]]\nenv.taskset.id = "reverse-text"\n[train.source.curriculum]\n'
             f'sampler = {{type = "backwards", stride = {stride}}}\ngates.brief.type = "{gate}"\n'
         )
-        return python(site, "-m", "braidrl.cli", "orchestrator", "@", str(file), "--dry-run")
+        return braid("orchestrator", "@", str(file), "--dry-run")
 
     done = dry_run(2, "short")
     assert 'type = "backwards"\nstride = 2' in done.stdout and 'type = "short"\nmost = 8' in done.stdout, (

@@ -11,7 +11,15 @@ from braidrl.cli import main
 from braidrl.configs.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, LOSS, LOSSES
 from braidrl.trainer.rl.losses import LOSS_FUNCTIONS, make_loss
-from tests.support.packages import LOSS_CONFIG, REPOSITORY, installed, installed_loss, listed, python
+from tests.support.packages import (
+    LOSS_CONFIG,
+    REPOSITORY,
+    Commands,
+    installed,
+    installed_loss,
+    listed,
+    python,
+)
 
 TRAIN = """
 import json, sys
@@ -33,26 +41,26 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return installed_loss(tmp_path_factory.mktemp("site"))
 
 
-def test_an_installed_loss_is_listed_and_explained(site: Path) -> None:
-    block = listed(python(site, "-m", "braidrl.cli", "losses").stdout)["trusting"]
+def test_an_installed_loss_is_listed_and_explained(braid: Commands) -> None:
+    block = listed(braid("losses").stdout)["trusting"]
     for part in ("that trusts everything.", "source: folklore", "comes from: trusting 1.5", "scale = 1.0"):
         assert part in block
-    text = python(site, "-m", "braidrl.cli", "losses", "trusting").stdout
+    text = braid("losses", "trusting").stdout
     assert "Minus scale * A * r." in text and "trainer.loss.scale float  = 1.0" in text
 
 
-def test_an_installed_loss_is_in_the_schema_and_validates(site: Path) -> None:
-    text = python(site, "-m", "braidrl.cli", "trainer", "--help").stdout
+def test_an_installed_loss_is_in_the_schema_and_validates(braid: Commands) -> None:
+    text = braid("trainer", "--help").stdout
     assert (
         "--loss.type {ipo,icepop,custom,grpo,gspo,trusting}" in text and "--loss.scale float  = 1.0" in text
     )
-    command = ("-m", "braidrl.cli", "trainer", "--model.path", "m", "--dry-run", "--loss.type")
-    done = python(site, *command, "trusting", "--loss.scale", "3")
+    command = ("trainer", "--model.path", "m", "--dry-run", "--loss.type")
+    done = braid(*command, "trusting", "--loss.scale", "3")
     assert '[loss]\ntype = "trusting"\nscale = 3.0' in done.stdout, done.stderr
-    done = python(site, *command, "trusting", "--loss.scale", "0")
+    done = braid(*command, "trusting", "--loss.scale", "0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "loss.scale: input should be greater than 0" in done.stderr
-    done = python(site, *command, "trustin")
+    done = braid(*command, "trustin")
     assert "gspo, trusting; did you mean 'trusting'?" in done.stderr
 
 

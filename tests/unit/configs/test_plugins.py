@@ -12,7 +12,7 @@ from braidrl.configs.plugins import ALGORITHM, BUILT_IN
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, make_algorithm
 from braidrl.testing import CHECKS
 from tests.support.episodes import advantages_of, episode, trace
-from tests.support.packages import installed, listed, python
+from tests.support.packages import Commands, installed, listed, python
 
 
 @pytest.fixture(scope="module")
@@ -38,24 +38,24 @@ def site(package: Path) -> Path:
 # -- a package that is as it should be
 
 
-def test_an_installed_algorithm_is_listed_with_its_package(site: Path) -> None:
-    block = listed(python(site, "-m", "braidrl.cli", "algorithms").stdout)["cut_mean"]
+def test_an_installed_algorithm_is_listed_with_its_package(braid: Commands) -> None:
+    block = listed(braid("algorithms").stdout)["cut_mean"]
     assert "comes from: braid-cut-mean 0.1.0" in block and "parameters: bound = 1.0" in block
-    text = python(site, "-m", "braidrl.cli", "algorithms", "cut_mean").stdout
+    text = braid("algorithms", "cut_mean").stdout
     assert "Every sampled token of rollout i gets A_i" in text and "Largest size of an advantage." in text
 
 
-def test_an_installed_algorithm_is_in_the_schema_and_validates(site: Path, package: Path) -> None:
-    text = python(site, "-m", "braidrl.cli", "rl", "--help").stdout
+def test_an_installed_algorithm_is_in_the_schema_and_validates(braid: Commands, package: Path) -> None:
+    text = braid("rl", "--help").stdout
     assert "--orchestrator.train.algo.bound float  = 1.0" in text and ",cut_mean}" in text
-    command = ("-m", "braidrl.cli", "rl", "@", str(package / "rl.toml"), "--dry-run")
-    done = python(site, *command)
+    command = ("rl", "@", str(package / "rl.toml"), "--dry-run")
+    done = braid(*command)
     assert done.returncode == 0, done.stderr
     assert 'type = "cut_mean"\nbound = 1.0' in done.stdout
-    done = python(site, *command, "--orchestrator.train.algo.bound", "0")
+    done = braid(*command, "--orchestrator.train.algo.bound", "0")
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert "orchestrator.train.algo.bound: input should be greater than 0" in done.stderr
-    done = python(site, *command, "--orchestrator.train.algo.type", "cut_men")
+    done = braid(*command, "--orchestrator.train.algo.type", "cut_men")
     assert "echo, cut_mean; did you mean 'cut_mean'?" in done.stderr
 
 

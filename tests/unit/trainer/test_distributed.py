@@ -1,14 +1,7 @@
-"""Two and three processes over gloo, with sharded parameters, do what one process does (field case 2).
-
-Run as a script it is one of those processes: `test_distributed.py MODEL FOLDER`.
-"""
+"""Two and three processes over gloo, with sharded parameters, do what one process does (FIELD_CASES 2)."""
 
 import copy
 import json
-import os
-import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +19,7 @@ from braidrl.trainer.step import Learner, NonFiniteError
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.model_source import ModelSource
 from braidrl.utils.run_folder import RunFolder
-from tests.support.paths import REPOSITORY
+from tests.support.ranks import run_ranks
 from tests.support.trainer_batches import make_batch, make_sample, trainer_config
 
 ALONE = Parallel(0, 1, torch.device("cpu"))
@@ -125,18 +118,6 @@ def worker(model: Path, folder: Path) -> None:
         refuse(model, folder, parallel)
 
 
-def start(count: int, model: Path, folder: Path) -> subprocess.Popen[str]:
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", str(count)]
-    return subprocess.Popen(
-        [sys.executable, "-m", *launch, __file__, str(model), str(folder)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-
-
 @pytest.fixture(scope="module")
 def folders(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
     """What one, two and three processes leave."""
@@ -144,13 +125,7 @@ def folders(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> d
     for case in CASES:
         learn(tiny_model_dir, found[1], case, ALONE)
     for count in (2, 3):
-        processes = start(count, tiny_model_dir, found[count])
-        try:
-            output, _ = processes.communicate(timeout=200)
-        finally:
-            if processes.poll() is None:
-                os.killpg(processes.pid, signal.SIGKILL)
-        assert processes.returncode == 0, output
+        run_ranks(count, worker, tiny_model_dir, found[count])
     return found
 
 
@@ -229,7 +204,3 @@ def test_bfloat16_shards_compute_what_one_process_computes(folders, tiny_model_d
 def test_every_process_refuses_a_step_that_is_not_finite_in_one(folders: dict[int, Path]) -> None:
     errors = [(folders[2] / f"refused_{rank}").read_text() for rank in (0, 1)]
     assert errors[0] == errors[1] and "trace 't77'" in errors[0]
-
-
-if __name__ == "__main__":
-    worker(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -1,12 +1,6 @@
-"""What the trainer writes of single tokens: the numbers of its own step, by sample, whatever the cut.
-
-Run as a script it is one of several processes that train together: `test_token_records.py MODEL FOLDER`.
-"""
+"""What the trainer writes of single tokens: the numbers of its own step, by sample, whatever the cut."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +16,7 @@ from braidrl.trainer.tokens import TokenRecorder, spread
 from braidrl.transport.rollouts import BatchWriter
 from braidrl.transport.types import TrainingBatch, TrainingSample
 from braidrl.utils.run_folder import RunFolder
-from tests.support.paths import REPOSITORY
+from tests.support.ranks import run_ranks
 from tests.support.trainer_batches import make_batch, make_sample, trainer_config
 
 ALONE = Parallel(0, 1, torch.device("cpu"))
@@ -123,16 +117,13 @@ def shared(model: Path, folder: Path, name: str, parallel: Parallel) -> list[dic
     return recorded(config, make_batch(5, size=8), folder / name, parallel=parallel)[1]
 
 
+def write_records(model: Path, folder: Path) -> None:
+    with data_parallel(timeout=60) as parallel:
+        shared(model, folder, "two", parallel)
+
+
 def test_two_processes_record_what_one_does(tiny_model_dir: Path, tmp_path: Path) -> None:
-    launch = ["torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [sys.executable, "-m", *launch, __file__, str(tiny_model_dir), str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(REPOSITORY)},
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    run_ranks(2, write_records, tiny_model_dir, tmp_path)
     two = [json.loads(line) for line in (tmp_path / "two").read_text().splitlines()]
     for one, both in zip(shared(tiny_model_dir, tmp_path, "one", ALONE), two, strict=True):
         assert (one["episode"], one["positions"], one["mini_batch"]) == (
@@ -173,8 +164,3 @@ def test_the_trainer_writes_them_and_resuming_forgets_later_ones(
     assert [json.loads(line)["step"] for line in lines] == [2] * 6
     run.forget_after(1)
     assert run.token_records(1).exists() and not run.token_records(2).exists()
-
-
-if __name__ == "__main__":
-    with data_parallel(timeout=60) as processes:
-        shared(Path(sys.argv[1]), Path(sys.argv[2]), "two", processes)
