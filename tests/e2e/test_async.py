@@ -1,5 +1,5 @@
 """Batches and time with the real engine: thirty steps under a staleness limit of four and a slow trainer; tokens,
-surplus and adaptive concurrency; a taskset that raises."""
+surplus and adaptive concurrency."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ import pytest
 from braidrl.monitors.metrics import read_metrics
 from braidrl.utils.run_folder import RunFolder
 from tests.support.accounts import check_accounts, ledger
-from tests.support.runs import Launch, process_ids
+from tests.support.runs import Launch
 from tests.support.server_helpers import address_of, running
 from tests.support.stub_trainer import orchestrator_config, run_with_stubs
 
@@ -97,27 +97,3 @@ def test_batches_in_tokens_with_a_surplus_and_adaptive_concurrency(
         assert 2 <= row["queue/max_concurrent"] <= 64
         assert row["staleness/max"] <= 1
     assert check_accounts(launch.run)["trained"] > 6
-
-
-BROKEN = """
-import verifiers.v1 as vf
-
-__all__ = ["BrokenTaskset"]
-
-
-class BrokenTaskset(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
-    def load(self):
-        raise FileNotFoundError("/data/tasks.parquet")
-"""
-
-
-def test_a_taskset_that_raises_ends_the_run_with_its_reason(tmp_path: Path, tiny_model_dir: Path) -> None:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site" / "broken_tasks.py").write_text(BROKEN)
-    launch = Launch(tmp_path, tiny_model_dir, site=tmp_path / "site")
-    launch.config.write_text(launch.config.read_text().replace("reverse-text", "broken-tasks"))
-    assert launch.start("--max_steps", "1").wait(60) == 1
-    output = launch.output.read_text()
-    assert "orchestrator ended with exit code 1; last lines" in output
-    assert "taskset 'broken-tasks' raised after 0 tasks: FileNotFoundError: /data/tasks.parquet" in output
-    assert process_ids(launch) == {}

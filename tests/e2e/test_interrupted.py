@@ -39,6 +39,30 @@ def check_killed(launch: Launch, launcher, victim: str, seconds: float) -> None:
     assert seen.status == "failed" and seen.error == f"{victim} was killed by SIGKILL"
 
 
+BROKEN = """
+import verifiers.v1 as vf
+
+__all__ = ["BrokenTaskset"]
+
+
+class BrokenTaskset(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
+    def load(self):
+        raise FileNotFoundError("/data/tasks.parquet")
+"""
+
+
+def test_a_process_that_fails_ends_the_run_with_its_reason(tmp_path: Path, tiny_model_dir: Path) -> None:
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "broken_tasks.py").write_text(BROKEN)
+    launch = Launch(tmp_path, tiny_model_dir, site=tmp_path / "site")
+    launch.config.write_text(launch.config.read_text().replace("reverse-text", "broken-tasks"))
+    assert launch.start("--max_steps", "1").wait(60) == 1
+    output = launch.output.read_text()
+    assert "orchestrator ended with exit code 1; last lines" in output
+    assert "taskset 'broken-tasks' raised after 0 tasks: FileNotFoundError: /data/tasks.parquet" in output
+    assert process_ids(launch) == {}
+
+
 def test_whatever_ends_a_run_resume_continues_it(tmp_path: Path, tiny_model_dir: Path) -> None:
     launch, rng = Launch(tmp_path, tiny_model_dir), random.Random(0)
     resume: list[str] = []

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
-from tests.support.packages import installed_loss
+from braidrl.cli import main
+from tests.support.packages import commands, installed_loss
 from tests.support.runs import Launch
 
 pytestmark = pytest.mark.slow
@@ -30,22 +31,12 @@ SETTINGS = (
 def site(tmp_path: Path) -> Path:
     """What `braid new-algorithm cut-mean` writes, built and installed in a folder of its own."""
     package, target = tmp_path / "braid-cut-mean", tmp_path / "site"
-    braid("new-algorithm", "cut-mean", "--folder", str(package))
+    assert main(["new-algorithm", "cut-mean", "--folder", str(package)]) == 0
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
-    run("-m", "pip", "install", "-q", *options, str(package))
+    pip = [sys.executable, "-m", "pip", "install", "-q", *options, str(package)]
+    done = subprocess.run(pip, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
     return target
-
-
-def run(*args: str, site: Path | None = None) -> str:
-    """Run Python, with `site` on its path; returns its output."""
-    env = {**os.environ, "OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": str(site)} if site else {})
-    done = subprocess.run([sys.executable, *args], capture_output=True, text=True, env=env, timeout=120)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout
-
-
-def braid(*args: str, site: Path | None = None) -> str:
-    return run("-m", "braidrl.cli", *args, site=site)
 
 
 def credit(launch: Launch, step: int) -> list[tuple[float, float, np.ndarray]]:
@@ -68,17 +59,17 @@ def test_an_installed_algorithm_and_loss_are_listed_resolved_and_trained(
     site: Path, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
     """The advantages of the algorithm reach the loss: that of the first step follows from them alone."""
-    shown = " ".join(braid("algorithms", site=site).split())
-    assert "source: GRPO (arXiv:2402.03300), within bounds comes from: braid-cut-mean 0.1.0" in shown
-    assert "parameters: bound = 1.0" in shown
-
     launch = Launch(tmp_path, tiny_model_dir, installed_loss(site))
     launch.config = tmp_path / "braid-cut-mean" / "rl.toml"
     loss = ("--trainer.loss.type", "trusting", "--trainer.loss.scale", str(SCALE))
     settings = (*SETTINGS, *loss, "--model.path", str(tiny_model_dir))
-    resolved = tomllib.loads(braid("rl", "@", str(launch.config), *settings, "--dry-run", site=site))
-    (source,) = resolved["orchestrator"]["train"]["source"]
-    assert source["algo"] == {"type": "cut_mean", "bound": BOUND, "sampling": {"source": "policy"}}
+    with commands(site) as braid:
+        shown = " ".join(braid("algorithms").stdout.split())
+        assert "source: GRPO (arXiv:2402.03300), within bounds comes from: braid-cut-mean 0.1.0" in shown
+        assert "parameters: bound = 1.0" in shown
+        done = braid("rl", "@", str(launch.config), *settings, "--dry-run")
+        (source,) = tomllib.loads(done.stdout)["orchestrator"]["train"]["source"]
+        assert source["algo"] == {"type": "cut_mean", "bound": BOUND, "sampling": {"source": "policy"}}
 
     launch.finish(*settings)
     orchestrator, trainer = launch.rows("orchestrator"), launch.rows("trainer")

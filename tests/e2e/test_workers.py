@@ -75,39 +75,33 @@ async def test_workers_play_what_this_process_would(tiny_model_dir: Path, tmp_pa
     assert len({each.episode.traces[0].reward for each in remote} - {os.getpid()}) == 2
 
 
-async def test_a_dead_worker_fails_its_episodes_quickly_and_is_replaced(
-    tiny_model_dir: Path, tmp_path: Path
+async def test_a_worker_that_dies_or_hangs_is_replaced(
+    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with open_env(tiny_model_dir, tmp_path, "pid", "dies") as env:
+    """Its episodes fail quickly. A reward that keeps the process busy costs its own episode and those beside it."""
+    monkeypatch.setattr(workers, "STOP_SECONDS", 0.5)
+    async with open_env(tiny_model_dir, tmp_path, "pid", "dies", "blocks") as env:
         (before,) = await play(env, 0)
         (dead,) = await play(env, 1)
         (after,) = await play(env, 0)
         assert env.workers.replaced == 1
-    assert "WorkerError: environment worker stub/0 ended with exit code 7" in dead.error
-    assert "I am about to die" in dead.error
-    assert dead.episode.traces[0].nodes[-1].sampled  # what was sampled is kept for the record
-    assert before.error is after.error is None
-    assert before.episode.traces[0].reward != after.episode.traces[0].reward
+        assert "WorkerError: environment worker stub/0 ended with exit code 7" in dead.error
+        assert "I am about to die" in dead.error
+        assert dead.episode.traces[0].nodes[-1].sampled  # what was sampled is kept for the record
+        assert before.error is after.error is None
+        assert before.episode.traces[0].reward != after.episode.traces[0].reward
 
-
-async def test_a_worker_that_hangs_is_replaced(
-    tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A reward that keeps the process busy costs its own episode and those beside it, not the source."""
-    monkeypatch.setattr(workers, "STOP_SECONDS", 0.5)
-    async with open_env(tiny_model_dir, tmp_path, "blocks", "pid") as env:
-        await play(env, 1)  # the process has loaded all that it needs
         env.source = env.source.model_copy(update={"timeout": 2.0})
-        (late,) = await play(env, 0)
+        (late,) = await play(env, 2)
         assert late.episode.is_timeout and "was not generated and scored within 2 s" in late.error
         async with asyncio.timeout(60.0):
-            while not env.workers.replaced:
+            while env.workers.replaced < 2:
                 await asyncio.sleep(0.05)
             while not env.workers.all[0].ready:
                 await asyncio.sleep(0.05)
         env.source = env.source.model_copy(update={"timeout": 60.0})
-        (after,) = await play(env, 1)
-    assert after.error is None
+        (last,) = await play(env, 0)
+    assert last.error is None
 
 
 async def test_an_environment_that_no_worker_can_load(
