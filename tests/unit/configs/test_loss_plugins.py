@@ -64,6 +64,7 @@ def test_an_installed_loss_is_in_the_schema_and_validates(braid: Commands) -> No
     assert "gspo, trusting; did you mean 'trusting'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_an_installed_loss_trains(site: Path, tiny_model_dir: Path) -> None:
     """It is told everything that a built-in one is: the same formula gives the same step."""
     done = python(site, "-c", TRAIN, str(tiny_model_dir))

@@ -59,6 +59,7 @@ def test_an_installed_algorithm_is_in_the_schema_and_validates(braid: Commands, 
     assert "echo, cut_mean; did you mean 'cut_mean'?" in done.stderr
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_new_package_pass(site: Path, package: Path) -> None:
     done = python(site, "-m", "pytest", "-q", "-p", "no:cacheprovider", folder=package)
     assert f" {len(CHECKS) + 1} passed" in f" {done.stdout.splitlines()[-1]}", done.stdout

@@ -101,6 +101,7 @@ def test_a_person_at_bash_presses_tab(keys: str, expected: str, scripts: Path) -
     assert expected in typed(["bash", "--norc", "-i"], "source braid.bash", keys, expected, scripts)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is not installed (apt-get install zsh)")
 @pytest.mark.parametrize(
     ("keys", "expected"),
@@ -116,6 +117,7 @@ def test_a_person_at_zsh_presses_tab(keys: str, expected: str, scripts: Path) ->
     assert expected in typed(["zsh", "-f", "-i"], start, keys, expected, scripts)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed (apt-get install fish)")
 def test_fish_offers_commands_keys_and_values(scripts: Path) -> None:
     def offered(line: str) -> list[str]:

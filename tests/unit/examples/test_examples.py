@@ -59,17 +59,17 @@ def example(folder: Path, *lines: str) -> Path:
 
 
 def test_a_command_that_fails_ends_the_example_with_its_log(tmp_path, monkeypatch) -> None:
-    lines = ("braid tiny-model outputs/bad/tiny --num-layers 1", "braid sft @ nothing.toml")
+    lines = ("braid new-algorithm mine --folder outputs/bad/mine", "braid sft @ nothing.toml")
     monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", *lines))
     with pytest.raises(
         RuntimeError, match=r"(?s)braid sft @ nothing.toml --seed 3 ended with 2:.*nothing\.toml"
     ):
         play("bad", tmp_path / "run", seed=3)
-    assert (tmp_path / "run" / "outputs" / "bad" / "tiny" / "config.json").exists()
+    assert (tmp_path / "run" / "outputs" / "bad" / "mine").is_dir()
 
 
 def test_a_server_that_ends_is_told(tmp_path, monkeypatch) -> None:
-    line = "braid inference --model.path nothing --port 8099 &"
+    line = "braid inference --no_such_key 1 --port 8099 &"
     monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", line))
     with pytest.raises(RuntimeError, match="the server at port 8099 ended with"):
         play("bad", tmp_path / "run", seed=0)

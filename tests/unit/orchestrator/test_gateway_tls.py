@@ -157,6 +157,7 @@ async def nginx(folder: Path, upstream: int) -> AsyncIterator[int]:
         await asyncio.wait_for(process.wait(), 20.0)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx on this machine")
 async def test_nginx_as_the_docs_set_it_up_lets_through_who_has_the_key(
     certificate: tuple[Path, Path], tmp_path: Path

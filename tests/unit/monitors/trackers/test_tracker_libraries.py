@@ -57,6 +57,7 @@ def records_of(path: Path) -> Iterator[Any]:
             pieces = b""
 
 
+@pytest.mark.slow
 def test_weights_and_biases_keeps_a_run_offline(tmp_path: Path) -> None:
     run = small_run(tmp_path / "run")
     tell_all(run, WandbTrackerConfig(mode="offline", project="p", name="mine", tags=["t"]))
@@ -75,6 +76,7 @@ def test_weights_and_biases_keeps_a_run_offline(tmp_path: Path) -> None:
     assert [record.exit.exit_code for record in records if record.HasField("exit")] == [0]
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_a_run_in_files_and_goes_on_with_it(tmp_path: Path) -> None:
     from braidrl.monitors.trackers.mlflow import MlflowClient  # sets what files need
 
