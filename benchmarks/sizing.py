@@ -180,7 +180,7 @@ def step(model: str, tokens: int, dtype: str, recompute: bool = False) -> None:
     import numpy as np
     import torch
 
-    from braidrl.configs.trainer import TrainerConfig
+    from braidrl.configs.trainer.config import TrainerConfig
     from braidrl.trainer.parallel import Parallel
     from braidrl.trainer.step import Learner
     from braidrl.transport.types import TrainingSample

@@ -22,7 +22,7 @@ from renderers import Renderer
 
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine

@@ -18,7 +18,7 @@ from train_step import make_batch
 
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.report.table import print_table
 from braidrl.trainer.parallel import Parallel

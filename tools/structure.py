@@ -114,7 +114,9 @@ def main() -> None:
     found = list(packages(graph, root))
     print(f"{'package':<44} {'modules':>7} {'children':>8} {'arrows among':>12} {'arrows out':>10}")
     for package in found:
-        print(f"{package.name:<44} {package.modules:>7} {package.children:>8} {package.inner:>12} {package.outer:>10}")
+        print(
+            f"{package.name:<44} {package.modules:>7} {package.children:>8} {package.inner:>12} {package.outer:>10}"
+        )
 
     files = {path: len(path.read_text().splitlines()) for path in sorted(root.rglob("*.py"))}
     modules = {path.relative_to(root): n for path, n in files.items() if path.name != "__init__.py"}

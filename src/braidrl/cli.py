@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args[0] not in COMMANDS:
         return unknown_command(args[0])
-    from braidrl.configs.errors import ConfigError, ConfigErrors
+    from braidrl.configs.core.errors import ConfigError, ConfigErrors
     from braidrl.utils.termination import EXIT_CODE, Terminated
 
     try:

@@ -12,7 +12,7 @@ import pytest
 from safetensors.numpy import load_file
 
 import braidrl
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints.supervisor import ProcessFailed
 
 STEPS = 3

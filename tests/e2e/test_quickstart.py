@@ -21,7 +21,11 @@ def test_quickstart_of_an_installed_wheel_learns(tmp_path: Path) -> None:
     where = [commands / "python", "-c", "import braidrl; print(braidrl.__file__)"]
     assert str(tmp_path) in subprocess.run(where, cwd=empty, capture_output=True, text=True).stdout
     done = subprocess.run(
-        [commands / "braid", "quickstart", "--seed", "0"], cwd=empty, capture_output=True, text=True, timeout=880
+        [commands / "braid", "quickstart", "--seed", "0"],
+        cwd=empty,
+        capture_output=True,
+        text=True,
+        timeout=880,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     (output,) = empty.glob("outputs/*")

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.eval import EvalConfig
-from braidrl.configs.load import to_toml
 from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.step import Learner

@@ -13,9 +13,9 @@ from braidrl.api.config import Config, read
 from braidrl.api.plane import Plane
 from braidrl.api.runs import Run
 from braidrl.api.start import by_hand, open_folder, options_of
-from braidrl.configs.load import load_config
+from braidrl.configs.core.load import load_config
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.launchers import open_launcher
 from braidrl.entrypoints.launchers.contract import Slot

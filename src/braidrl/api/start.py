@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from braidrl.api.config import Given
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.launchers.plan import machines_of, plan

@@ -12,10 +12,10 @@ from typing import Any, Generic
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.faults import models_in
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.faults import models_in
+from braidrl.configs.core.reference import WIDTH, key_lines, keys_of
 from braidrl.configs.plugins import ConfigT, Installed
-from braidrl.configs.reference import WIDTH, key_lines, keys_of
 
 INDENT = " " * 4
 LABEL = 12

@@ -7,9 +7,9 @@ from collections import Counter
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import load_config, to_toml
 from braidrl.configs.eval_command import SHARED_COPIES, EvalCommandConfig
-from braidrl.configs.load import load_config, to_toml
 from braidrl.entrypoints.eval_target import Target, orchestrator_config, resolve
 from braidrl.entrypoints.launchers.contract import Process
 from braidrl.entrypoints.launchers.local import LocalLauncher

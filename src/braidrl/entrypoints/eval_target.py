@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.inherit import inherit
+from braidrl.configs.core.load import load_config
 from braidrl.configs.eval import EvalConfig, EvalSettings, EvalSourceConfig
 from braidrl.configs.eval_command import SHARED, EvalCommandConfig
-from braidrl.configs.inherit import inherit
-from braidrl.configs.load import load_config
 from braidrl.configs.orchestrator import ClientConfig, OrchestratorConfig
 from braidrl.utils.model_source import ModelSource, find_model
 from braidrl.utils.ports import free_port

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.utils.model_source import ModelSource, find_model
 
 DTYPES = ("float32", "bfloat16", "float16")

@@ -1,7 +1,7 @@
 """`braid gates [TYPE]`: what `curriculum.gates.NAME.type` may be, in this installation; of one type, all there is to
 know."""
 
-from braidrl.configs.gates import BaseGateConfig
+from braidrl.configs.curriculum.gates import BaseGateConfig
 from braidrl.configs.plugins import GATES
 from braidrl.entrypoints.catalogue import Catalogue
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 
 RUN_FLAGS = """\
   --dry-run   print the resolved config and start nothing

@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from braidrl.configs.load import load_config, to_toml
+from braidrl.configs.core.load import load_config, to_toml
 from braidrl.entrypoints.options import Options, parse_options
 from braidrl.utils.functions import check_functions
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.launchers.contract import Process
 from braidrl.entrypoints.launchers.local import LocalLauncher

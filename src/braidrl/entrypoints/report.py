@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.utils.run_folder import RunFolder
 
 MAX_MIB = 24.0

@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints.options import Options
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.publish import publish_folder

@@ -3,7 +3,7 @@
 import sys
 import time
 
-from braidrl.configs.load import load_config, to_toml
+from braidrl.configs.core.load import load_config, to_toml
 from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.entrypoints.launchers import open_launcher
 from braidrl.entrypoints.launchers.plan import machines_of, plan

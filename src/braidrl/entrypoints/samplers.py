@@ -1,8 +1,8 @@
 """`braid samplers [TYPE]`: what `curriculum.sampler.type` may be, in this installation; of one type, all there is to
 know."""
 
+from braidrl.configs.curriculum.samplers import BaseSamplerConfig
 from braidrl.configs.plugins import SAMPLERS
-from braidrl.configs.samplers import BaseSamplerConfig
 from braidrl.entrypoints.catalogue import Catalogue
 
 

@@ -4,8 +4,8 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.load import load_config
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import load_config
 from braidrl.configs.score import ScoreConfig
 from braidrl.report.columns import columns
 from braidrl.report.table import print_table

@@ -2,7 +2,7 @@
 
 import os
 
-from braidrl.configs.load import to_toml
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.sft import SFTConfig
 from braidrl.entrypoints.process import run_process
 from braidrl.monitors.record import recorded

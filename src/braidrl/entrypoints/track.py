@@ -14,8 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.load import load_config
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import load_config
 from braidrl.configs.trackers import TrackConfig
 from braidrl.monitors.record import outcome
 from braidrl.utils.run_folder import RunFolder

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.load import to_toml
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.trackers import TrackConfig, TrackerConfig, labels
 from braidrl.entrypoints.track import LAUNCHED, TOO_LATE
 from braidrl.utils.log import tail

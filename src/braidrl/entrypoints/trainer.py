@@ -1,6 +1,6 @@
 """`braid trainer`: one of the three processes of a run."""
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.entrypoints.process import run_process
 
 

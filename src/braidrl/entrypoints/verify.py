@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.load import load_config
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import load_config
 from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.report.table import print_table
 

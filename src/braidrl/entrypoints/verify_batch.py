@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from transformers.utils.logging import disable_progress_bar
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.verify_recorded import check_fits, read_batch
 from braidrl.inference.engines.request import Request

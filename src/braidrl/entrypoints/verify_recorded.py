@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.orchestrator import TrainSourceConfig
 from braidrl.configs.rl import RLConfig
 from braidrl.orchestrator.train.algo.routing import eligible_traces

@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints.report import add_run, run_of
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from braidrl.configs.trainer import CheckpointConfig
+from braidrl.configs.trainer.config import CheckpointConfig
 from braidrl.orchestrator.dispatcher import Dispatcher
 from braidrl.orchestrator.envs import TrainEnv
 from braidrl.utils.publish import publish_bytes

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
-from braidrl.configs.lora import LoRAConfig
+from braidrl.configs.trainer.lora import LoRAConfig
 from braidrl.trainer.checkpoint import MODEL, trained_parameters
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs
 from braidrl.trainer.parts import PartsReader

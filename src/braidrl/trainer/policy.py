@@ -7,9 +7,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from braidrl.configs.lora import LoRAConfig
 from braidrl.configs.model import ModelConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
+from braidrl.configs.trainer.lora import LoRAConfig
 from braidrl.trainer.checkpoint import load_weights
 from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
 from braidrl.trainer.layers import compile_layers, layers_of, recompute_layers

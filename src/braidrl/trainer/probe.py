@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.checkpoint import trained_parameters
 from braidrl.trainer.forward import to_device
 from braidrl.trainer.parallel import gathered

@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.checkpoint import trained_parameters
 from braidrl.trainer.model import save_model
 from braidrl.trainer.parallel import Parallel, gathered, gathered_state

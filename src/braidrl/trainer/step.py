@@ -14,7 +14,7 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.packing import MicroBatch, Normalisers
 from braidrl.trainer.forward import DeviceMicroBatch, to_device
 from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib

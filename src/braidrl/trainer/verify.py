@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.model import PROBE_TOLERANCE
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.policy import Policy, load_policy

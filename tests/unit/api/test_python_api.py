@@ -12,8 +12,8 @@ import pytest
 import braidrl
 from braidrl.api.config import read
 from braidrl.api.start import open_folder, options_of
-from braidrl.configs.errors import ConfigError, ConfigErrors
-from braidrl.configs.load import to_toml
+from braidrl.configs.core.errors import ConfigError, ConfigErrors
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints import rl
 from braidrl.utils.run_folder import RunFolder

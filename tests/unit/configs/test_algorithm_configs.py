@@ -8,7 +8,7 @@ import pytest
 
 from braidrl.cli import main
 from braidrl.configs.algorithm import EchoConfig, GRPOConfig, RAEConfig
-from braidrl.configs.load import to_toml
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.orchestrator import OrchestratorConfig, TrainConfig
 
 MINIMAL = """\

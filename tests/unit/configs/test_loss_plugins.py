@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, LOSS, LOSSES
 from braidrl.trainer.rl.losses import LOSS_FUNCTIONS, make_loss
 from tests.support.packages import LOSS_CONFIG, REPOSITORY, installed, installed_loss, listed, python

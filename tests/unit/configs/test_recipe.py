@@ -9,10 +9,10 @@ import yaml
 
 from braidrl.cli import main
 from braidrl.configs.algorithm import GRPOConfig
+from braidrl.configs.compat.recipe import RecipeConfig, settings
 from braidrl.configs.loss import CustomLossConfig, GRPOLossConfig, GSPOLossConfig
-from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
-from braidrl.configs.recipe import RecipeConfig, settings
 from braidrl.configs.rl import RLConfig
+from braidrl.configs.trainer.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from tests.support.config_blocks import RECIPE
 from tests.support.recipes import MINIMAL, dry_run
 

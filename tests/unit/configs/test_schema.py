@@ -10,8 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from braidrl.configs.inherit import inherit
-from braidrl.configs.schema import file_schema
+from braidrl.configs.core.inherit import inherit
+from braidrl.configs.core.schema import file_schema
 from braidrl.entrypoints import schema
 from braidrl.entrypoints.schema import CONFIGS, config_class
 from tests.support.documents import DOCUMENTS, READERS, REPOSITORY, blocks_of, name_of

@@ -12,9 +12,9 @@ import pytest
 
 from braidrl.cli import COMMANDS
 from braidrl.configs.algorithm import EchoConfig
+from braidrl.configs.core.inherit import inherit
+from braidrl.configs.core.load import load_config
 from braidrl.configs.inference import InferenceConfig
-from braidrl.configs.inherit import inherit
-from braidrl.configs.load import load_config
 from braidrl.configs.plugins import ALGORITHM, GATE, LOSS, SAMPLER
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig

@@ -10,10 +10,10 @@ import pytest
 import renderers.client
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError, ConfigErrors
+from braidrl.configs.core.errors import ConfigError, ConfigErrors
+from braidrl.configs.core.load import load_config, to_toml
 from braidrl.configs.eval import EvalConfig
 from braidrl.configs.eval_command import EvalCommandConfig
-from braidrl.configs.load import load_config, to_toml
 from braidrl.configs.model import RendererConfig
 from braidrl.entrypoints.eval import open_output
 from braidrl.entrypoints.eval_target import orchestrator_config, resolve

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints.options import Options, parse_options
 from braidrl.entrypoints.resume import open_run_folder
 from braidrl.monitors.metrics import MetricsWriter, read_metrics

@@ -8,7 +8,7 @@ import pytest
 from engine_helpers import save_scaled
 from server_helpers import running
 
-from braidrl.configs.load import load_config
+from braidrl.configs.core.load import load_config
 from braidrl.configs.rl import RLConfig
 from braidrl.orchestrator.records import append_records
 from braidrl.utils.run_folder import RunFolder

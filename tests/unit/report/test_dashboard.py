@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints.options import parse_options
 from braidrl.monitors.live import LiveState, write_live
 from braidrl.monitors.metrics import MetricsWriter

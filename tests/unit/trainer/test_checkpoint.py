@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from braidrl.configs.optim import OptimConfig
-from braidrl.configs.trainer import CheckpointConfig
+from braidrl.configs.trainer.config import CheckpointConfig
+from braidrl.configs.trainer.optim import OptimConfig
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.optim import make_optimizer
 from braidrl.trainer.parallel import Parallel

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.export import export_model
 from braidrl.trainer.parallel import Parallel, data_parallel

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from braidrl.configs.lora import LoRAConfig
 from braidrl.configs.sft import SFTConfig
+from braidrl.configs.trainer.lora import LoRAConfig
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint, trained_parameters
 from braidrl.trainer.forward import to_device
 from braidrl.trainer.parallel import Parallel

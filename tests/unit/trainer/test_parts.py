@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from braidrl.configs.optim import OptimConfig
+from braidrl.configs.trainer.optim import OptimConfig
 from braidrl.trainer import checkpoint
 from braidrl.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from braidrl.trainer.optim import make_optimizer

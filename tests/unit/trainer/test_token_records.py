@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.parallel import Parallel, data_parallel
 from braidrl.trainer.rl.train import train
 from braidrl.trainer.step import Learner

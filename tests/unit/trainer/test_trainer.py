@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.monitors.metrics import read_metrics
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.train import train

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import Slot
 from braidrl.utils.threads import available_cores

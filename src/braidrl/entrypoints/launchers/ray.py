@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
 from braidrl.entrypoints.launchers.local import LocalLauncher

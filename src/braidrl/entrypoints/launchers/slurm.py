@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import Place, Process, Slot
 from braidrl.entrypoints.launchers.local import LocalLauncher

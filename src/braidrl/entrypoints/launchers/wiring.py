@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pydantic import BaseModel
 
-from braidrl.configs.load import to_toml
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import Launcher, Place, Process, Slot
 from braidrl.utils.publish import publish_bytes

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION, InferenceConfig
 from braidrl.utils.api_key import read_api_key
 

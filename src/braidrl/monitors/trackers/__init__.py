@@ -3,7 +3,7 @@
 import pkgutil
 from importlib import import_module
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.trackers import CustomTrackerConfig, TrackerConfig
 from braidrl.monitors.trackers.contract import Tracked, Tracker
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator.envs import EvalEnv, Finished, warm_renderer
 from braidrl.orchestrator.eval.evaluator import Evaluator

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidrl.configs.trainer import LossAggregation
+from braidrl.configs.trainer.config import LossAggregation
 from braidrl.trainer.rl.sequences import sequence_sum
 
 

@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from braidrl.configs.offpolicy import OPSMConfig, ReferenceKLConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
+from braidrl.configs.trainer.offpolicy import OPSMConfig, ReferenceKLConfig
 from braidrl.trainer.rl.loss import Loss, LossInputs, LossOutputs, mean, mismatch_kl, weighted
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.trainer.rl.offpolicy.opsm import opsm

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.packing import rl_streams
 from braidrl.trainer.rl.aggregation import aggregation_weights
 from braidrl.trainer.rl.batch import LOSS_WEIGHTS, Batch

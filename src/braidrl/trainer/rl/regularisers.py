@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidrl.configs.offpolicy import ReferenceKLConfig
+from braidrl.configs.trainer.offpolicy import ReferenceKLConfig
 from braidrl.trainer.rl.loss import MAX_LOG_RATIO, capped_ratio
 
 

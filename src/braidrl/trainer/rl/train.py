@@ -3,7 +3,7 @@
 import logging
 import time
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.metrics import staleness_metrics, summary

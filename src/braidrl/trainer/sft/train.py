@@ -4,7 +4,7 @@ import logging
 import time
 
 from braidrl.configs.sft import SFTConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.trainer.metrics import summary
 from braidrl.trainer.parallel import data_parallel

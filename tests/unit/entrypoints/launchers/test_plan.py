@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.inherit import inherit
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.inherit import inherit
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers import plan as module
 from braidrl.entrypoints.launchers.contract import Slot

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints.launchers import open_launcher
 from braidrl.entrypoints.launchers.plan import machines_of, plan
 from tests.unit.entrypoints.launchers.test_plan import config_of, run_of

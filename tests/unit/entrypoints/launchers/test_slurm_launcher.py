@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import Place, Process, Slot
 from braidrl.entrypoints.launchers.slurm import SlurmLauncher, script

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from braidrl.configs.load import load_config
+from braidrl.configs.core.load import load_config
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.rl import RLConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.entrypoints import rl
 from braidrl.entrypoints.launchers.contract import Place, Process, Slot
 from braidrl.entrypoints.launchers.local import LocalLauncher

@@ -13,7 +13,7 @@ import tracker_examples
 from tracked_runs import EVAL, GLANCES, ORCHESTRATOR, TRAINER, series_in_tensorboard, small_run, write_step
 from tracker_examples import told, wait_for
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.trackers import (
     CustomTrackerConfig,
     TensorBoardTrackerConfig,

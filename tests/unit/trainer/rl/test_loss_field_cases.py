@@ -10,7 +10,7 @@ import torch
 from pydantic import ValidationError
 
 from braidrl.configs.loss import GRPOLossConfig
-from braidrl.configs.offpolicy import ReferenceKLConfig
+from braidrl.configs.trainer.offpolicy import ReferenceKLConfig
 from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import LossInputs

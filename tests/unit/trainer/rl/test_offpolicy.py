@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from braidrl.configs.loss import GRPOLossConfig, GSPOLossConfig, IcePopLossConfig, IPOLossConfig
-from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
+from braidrl.configs.trainer.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from braidrl.trainer.rl.aggregation import aggregation_weights
 from braidrl.trainer.rl.loss import LossInputs, mismatch_kl
 from braidrl.trainer.rl.losses import make_loss

@@ -4,7 +4,7 @@ its name."""
 from typing import Any
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
-from braidrl.configs.faults import tag_of
+from braidrl.configs.core.faults import tag_of
 from braidrl.configs.plugins import ALGORITHM
 from braidrl.orchestrator.train.algo.base import Algorithm
 from braidrl.orchestrator.train.algo.echo import EchoAlgorithm

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from verifiers.v1 import Episode
 
-from braidrl.configs.gates import AdvRangeGateConfig
+from braidrl.configs.curriculum.gates import AdvRangeGateConfig
 from braidrl.orchestrator.train.algo.routing import eligible_traces, trainable_nodes
 from braidrl.orchestrator.train.curriculum.base import AdmissionGate
 

@@ -7,8 +7,8 @@ from typing import Any, Generic, TypeVar
 
 from verifiers.v1 import Episode, Task
 
-from braidrl.configs.gates import BaseGateConfig
-from braidrl.configs.samplers import BaseSamplerConfig
+from braidrl.configs.curriculum.gates import BaseGateConfig
+from braidrl.configs.curriculum.samplers import BaseSamplerConfig
 from braidrl.orchestrator.train.curriculum.tasks import Tasks
 
 SamplerConfigT = TypeVar("SamplerConfigT", bound=BaseSamplerConfig)

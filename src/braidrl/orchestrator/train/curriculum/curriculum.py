@@ -6,7 +6,7 @@ from typing import Any
 
 from verifiers.v1 import Episode, Task, Taskset
 
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.orchestrator import CurriculumConfig
 from braidrl.orchestrator.train.curriculum.factory import gate_class, sampler_class
 from braidrl.orchestrator.train.curriculum.tasks import Tasks
 

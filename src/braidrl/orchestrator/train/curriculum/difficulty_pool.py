@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from verifiers.v1 import Episode, Task
 
-from braidrl.configs.samplers import DifficultyPoolSamplerConfig
+from braidrl.configs.curriculum.samplers import DifficultyPoolSamplerConfig
 from braidrl.orchestrator.train.curriculum.base import TaskSampler
 from braidrl.orchestrator.train.curriculum.rewards import LatestRewards
 from braidrl.orchestrator.train.curriculum.tasks import Tasks, number_of

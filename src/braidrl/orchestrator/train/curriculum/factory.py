@@ -2,11 +2,11 @@
 
 from typing import Any, TypeVar
 
-from braidrl.configs.base import BaseConfig
-from braidrl.configs.faults import tag_of
-from braidrl.configs.gates import BaseGateConfig
+from braidrl.configs.core.base import BaseConfig
+from braidrl.configs.core.faults import tag_of
+from braidrl.configs.curriculum.gates import BaseGateConfig
+from braidrl.configs.curriculum.samplers import BaseSamplerConfig
 from braidrl.configs.plugins import GATE, SAMPLER, Kind
-from braidrl.configs.samplers import BaseSamplerConfig
 from braidrl.orchestrator.train.curriculum.advantage_range import AdvRangeGate
 from braidrl.orchestrator.train.curriculum.base import AdmissionGate, TaskSampler
 from braidrl.orchestrator.train.curriculum.difficulty_pool import DifficultyPoolSampler

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from verifiers.v1 import Episode
 
-from braidrl.configs.gates import OnlineDifficultyGateConfig
+from braidrl.configs.curriculum.gates import OnlineDifficultyGateConfig
 from braidrl.orchestrator.train.curriculum.base import AdmissionGate
 from braidrl.orchestrator.train.curriculum.rewards import between, mean_reward
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from verifiers.v1 import Episode, Task
 
-from braidrl.configs.samplers import ReplaySamplerConfig, StandardSamplerConfig
+from braidrl.configs.curriculum.samplers import ReplaySamplerConfig, StandardSamplerConfig
 from braidrl.orchestrator.train.curriculum.base import TaskSampler
 from braidrl.orchestrator.train.curriculum.rewards import LatestRewards, between
 from braidrl.orchestrator.train.curriculum.standard import StandardSampler

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from functools import partial
 
-from braidrl.configs.faults import tag_of
+from braidrl.configs.core.faults import tag_of
 from braidrl.configs.loss import BaseLossConfig, CustomLossConfig
 from braidrl.configs.plugins import LOSS
 from braidrl.trainer.rl.loss import Loss, LossOutputs

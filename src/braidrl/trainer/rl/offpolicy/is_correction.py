@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidrl.configs.offpolicy import ISCorrectionConfig
+from braidrl.configs.trainer.offpolicy import ISCorrectionConfig
 from braidrl.trainer.rl.loss import MAX_LOG_RATIO
 from braidrl.trainer.rl.sequences import sequence_mean, sequence_sum
 

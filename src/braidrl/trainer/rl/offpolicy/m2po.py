@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidrl.configs.offpolicy import M2POConfig
+from braidrl.configs.trainer.offpolicy import M2POConfig
 
 
 def m2po(old: Tensor, mu: Tensor, config: M2POConfig) -> tuple[Tensor, dict[str, Tensor]]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from braidrl.configs.offpolicy import OPSMConfig
+from braidrl.configs.trainer.offpolicy import OPSMConfig
 from braidrl.trainer.rl.loss import mean
 from braidrl.trainer.rl.sequences import sequence_mean
 

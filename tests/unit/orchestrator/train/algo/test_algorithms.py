@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from braidrl.configs.algorithm import AlgorithmConfig, BaseAlgorithmConfig, GRPOConfig
-from braidrl.configs.faults import tag_of
+from braidrl.configs.core.faults import tag_of
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import group_advantages

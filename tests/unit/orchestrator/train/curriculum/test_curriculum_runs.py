@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.orchestrator import CurriculumConfig
 from braidrl.monitors.metrics import read_metrics
 from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.transport.types import TrainingBatch

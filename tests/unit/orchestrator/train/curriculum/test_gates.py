@@ -8,9 +8,8 @@ import pytest
 from pydantic import ValidationError
 
 from braidrl.configs.algorithm import EchoConfig, RAEConfig, SFTDistillConfig
-from braidrl.configs.curriculum import CurriculumConfig
-from braidrl.configs.gates import BaseGateConfig
-from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.configs.curriculum.gates import BaseGateConfig
+from braidrl.configs.orchestrator import CurriculumConfig, OrchestratorConfig
 from braidrl.orchestrator.records import group_records
 from braidrl.orchestrator.signal_watch import NoSignalError
 from braidrl.orchestrator.sink import Sink

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema
 
-from braidrl.configs.inherit import OFF
+from braidrl.configs.core.inherit import OFF
 
 DRAFT = "http://json-schema.org/draft-07/schema#"
 """What the editors' plugins for TOML and YAML understand."""

@@ -1,10 +1,11 @@
-"""What echo predicts of the environment's messages, beside the algorithm's own keys."""
+"""ECHO: GRPO, and cross-entropy on messages of the environment."""
 
-from typing import Any
+from typing import Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.algorithm.group import GroupRelativeConfig
+from braidrl.configs.core.base import BaseConfig
 
 
 class EchoRoleConfig(BaseConfig):
@@ -40,3 +41,24 @@ class EchoFilterConfig(BaseConfig):
     """`my_module.function`: called with the trace, returns one keep-mask per trainable branch, in order."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of every call."""
+
+
+class EchoConfig(GroupRelativeConfig):
+    """ECHO: GRPO on sampled tokens, and cross-entropy on what the environment answers."""
+
+    paper: ClassVar[str] = "ECHO"
+
+    type: Literal["echo"] = "echo"
+    roles: EchoRolesConfig = Field(
+        default_factory=lambda: EchoRolesConfig(tool=EchoRoleConfig(alpha=0.1)),
+    )
+    """Predicted roles; setting any replaces the whole table, which is `tool` at 0.1."""
+    filter: EchoFilterConfig | None = None
+    """Narrows the selection."""
+
+    @field_validator("roles")
+    @classmethod
+    def _predicts_something(cls, value: EchoRolesConfig) -> EchoRolesConfig:
+        if not value.alphas:
+            raise ValueError('no role is predicted; set roles.tool.alpha, or use type = "grpo"')
+        return value

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 
 logger = logging.getLogger(__name__)
 

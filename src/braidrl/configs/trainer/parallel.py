@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 
 
 class ParallelConfig(BaseConfig):

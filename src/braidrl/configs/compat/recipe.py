@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
-from braidrl.configs import legacy
 from braidrl.configs.algorithm import AdvantageNorm
-from braidrl.configs.base import BaseConfig
-from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig
-from braidrl.configs.trainer import LossAggregation
+from braidrl.configs.compat import legacy
+from braidrl.configs.core.base import BaseConfig
+from braidrl.configs.trainer.config import LossAggregation
+from braidrl.configs.trainer.offpolicy import ISCorrectionConfig, M2POConfig
 
 SECTION = "algorithm"
 ALGO, LOSS = "orchestrator.train.algo", "trainer.loss"

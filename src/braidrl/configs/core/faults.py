@@ -10,7 +10,7 @@ from typing import Annotated, Any, Union, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 
 Location = tuple[str | int, ...]
 

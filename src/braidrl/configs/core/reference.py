@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from braidrl.configs.faults import models_in, tag_of
+from braidrl.configs.core.faults import models_in, tag_of
 
 WIDTH = 110
 INDENT = 8

@@ -5,7 +5,7 @@ from typing import Self
 
 from pydantic import Field, field_validator, model_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 
 
 class LoRAConfig(BaseConfig):

@@ -4,8 +4,8 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from braidrl.configs.base import BaseConfig
-from braidrl.configs.reward_range import RewardRange
+from braidrl.configs.core.base import BaseConfig
+from braidrl.configs.curriculum.gates import RewardRange
 
 
 class BaseSamplerConfig(BaseConfig):

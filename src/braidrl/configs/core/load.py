@@ -9,9 +9,9 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 from pydantic_config import ConfigFileError, cli
 
-from braidrl.configs.errors import ConfigError, ConfigErrors
-from braidrl.configs.faults import explain
-from braidrl.configs.reference import help_text
+from braidrl.configs.core.errors import ConfigError, ConfigErrors
+from braidrl.configs.core.faults import explain
+from braidrl.configs.core.reference import help_text
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
