@@ -30,7 +30,7 @@ from braidrl.orchestrator.train.heads import num_candidates, recover_head
 from braidrl.report.table import print_table
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import Loss, LossInputs, LossOutputs
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.renderer import load_renderer
 from braidrl.utils.run_folder import RunFolder

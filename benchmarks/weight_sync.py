@@ -22,7 +22,7 @@ from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.report.table import print_table
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 

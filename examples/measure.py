@@ -17,8 +17,8 @@ from braidrl.orchestrator.train.algo.echo import content_mask
 from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.replay import read_groups
 from braidrl.orchestrator.weight_updates import update_embedded
+from braidrl.utils.http import Backoff
 from braidrl.utils.renderer import load_renderer
-from braidrl.utils.retry import Backoff
 from kuhn_poker import INFORMATION_SETS, conversation
 from kuhn_poker import exploitability as exploitability_of
 from kuhn_poker.game import BET, PASS

@@ -36,7 +36,7 @@ def main(argv: list[str] | None = None) -> int:
     if args[0] not in COMMANDS:
         return unknown_command(args[0])
     from braidrl.configs.core.errors import ConfigError, ConfigErrors
-    from braidrl.utils.termination import EXIT_CODE, Terminated
+    from braidrl.utils.process import EXIT_CODE, Terminated
 
     try:
         module = importlib.import_module(f"braidrl.entrypoints.{args[0].replace('-', '_')}")

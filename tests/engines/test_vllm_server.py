@@ -18,7 +18,7 @@ from braidrl.orchestrator.replicas import GENERATE, ReplicaError, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, read_spans
 from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.heads import call_key
-from braidrl.utils.api_key import bearer
+from braidrl.utils.http import bearer
 from braidrl.utils.tiny_model import create_tiny_model
 from tests.engines.servers import serving, settings, wait_ready
 from tests.support.runs import Launch

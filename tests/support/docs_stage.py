@@ -8,9 +8,9 @@ import torch
 
 from braidrl.configs.core.load import to_toml
 from braidrl.configs.eval import EvalConfig
-from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.state.checkpoint import save_checkpoint
 from braidrl.utils.run_folder import RunFolder
 from tests.support.documents import REPOSITORY, blocks_of
 from tests.support.report_runs import record_run

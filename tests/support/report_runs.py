@@ -17,8 +17,8 @@ from braidrl.orchestrator.ledger import Ledger
 from braidrl.orchestrator.records import append_records, episode_record, group_records
 from braidrl.orchestrator.sink import Sink
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
-from braidrl.trainer.tokens import TokenRecorder
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.rl.token_records import TokenRecorder
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import byte_tokenizer
 from tests.support.stub_episodes import make_episode, make_failure

@@ -10,7 +10,7 @@ import torch
 
 from braidrl.api.background import STOP_SECONDS, Background, Result
 from braidrl.api.config import Config, read
-from braidrl.api.plane import Plane
+from braidrl.api.pipeline import Plane
 from braidrl.api.runs import Run
 from braidrl.api.start import by_hand, open_folder, options_of
 from braidrl.configs.core.load import load_config
@@ -26,10 +26,10 @@ from braidrl.entrypoints.tracking import tracking
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.record import recorded
 from braidrl.orchestrator.groups import Group
-from braidrl.trainer.metrics import staleness_metrics
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
-from braidrl.trainer.tokens import TokenRecorder
+from braidrl.trainer.rl.metrics import staleness_metrics
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.rl.token_records import TokenRecorder
 from braidrl.transport.types import TrainingBatch
 
 

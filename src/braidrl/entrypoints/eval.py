@@ -17,8 +17,8 @@ from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
 from braidrl.entrypoints.options import Options, parse_options
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.monitors.record import recorded
+from braidrl.utils.process import available_cores, environment
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.threads import available_cores, environment
 
 FLAGS = """\
 flags of the command itself:

@@ -10,7 +10,7 @@ from braidrl.configs.eval import EvalConfig, EvalSettings, EvalSourceConfig
 from braidrl.configs.eval_command import SHARED, EvalCommandConfig
 from braidrl.configs.orchestrator import ClientConfig, OrchestratorConfig
 from braidrl.utils.model_source import ModelSource, find_model
-from braidrl.utils.ports import free_port
+from braidrl.utils.process import free_port
 from braidrl.utils.renderer import renderer_options
 from braidrl.utils.run_folder import RunFolder
 
@@ -36,7 +36,7 @@ class Target:
         """Write the folder that is served, where there is none. Raises `ConfigError`."""
         if self.source is None or Path(self.model).exists():
             return
-        from braidrl.trainer.export import export_model
+        from braidrl.trainer.state.export import export_model
 
         try:
             export_model(self.source, Path(self.model), dtype)

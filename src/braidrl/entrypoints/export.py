@@ -31,7 +31,7 @@ def main(args: list[str]) -> int:
 
 def _export(source: ModelSource, options: argparse.Namespace) -> str:
     """Write the folder; the type of its weights."""
-    from braidrl.trainer.export import export_adapter, export_model
+    from braidrl.trainer.state.export import export_adapter, export_model
 
     if options.adapter:
         export_adapter(source, options.target, options.base)

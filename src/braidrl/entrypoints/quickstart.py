@@ -17,8 +17,8 @@ from braidrl.entrypoints.launchers.contract import Process
 from braidrl.entrypoints.launchers.local import LocalLauncher
 from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.utils.process import available_cores, environment
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.threads import available_cores, environment
 
 RECIPE = "grpo"
 SFT_STEPS = 300

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.core.load import load_config
 from braidrl.configs.score import ScoreConfig
-from braidrl.report.columns import columns
-from braidrl.report.table import print_table
+from braidrl.report.table import columns, print_table
 
 if TYPE_CHECKING:
     from verifiers.v1 import Trace

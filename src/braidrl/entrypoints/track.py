@@ -127,7 +127,7 @@ def _in_a_line(error: Exception) -> str:
 
 def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told) -> None:
     from braidrl.monitors.trackers import open_tracker
-    from braidrl.monitors.trackers.tell import tell, tracked
+    from braidrl.monitors.trackers.send import tell, tracked
 
     told = tracked(run, label, continues=isinstance(ended, Told))
     tracker = open_tracker(config.tracker, told)

@@ -15,8 +15,8 @@ from braidrl.report.table import print_table
 if TYPE_CHECKING:
     from braidrl.entrypoints.verify_batch import Material
     from braidrl.trainer.parallel import Parallel
-    from braidrl.trainer.probe import Gradient, Probe
-    from braidrl.trainer.verify import Check
+    from braidrl.trainer.verify.checks import Check
+    from braidrl.trainer.verify.probe import Gradient, Probe
 
 FLAGS = """\
 flags of the command itself; all others are those of `braid rl`:
@@ -92,7 +92,7 @@ def verify(
     Raises `ConfigError`.
     """
     from braidrl.entrypoints.verify_batch import DRIFT, material
-    from braidrl.trainer.verify import rank_check, share
+    from braidrl.trainer.verify.checks import rank_check, share
 
     drift = DRIFT if path is None else 0.0
     batch: Material | None = None
@@ -115,7 +115,13 @@ def alone(
 ) -> "tuple[list[Check], Gradient]":
     """What one process can check by itself, and the gradient that several are compared with."""
     from braidrl.trainer.rl.loss import LossFunctionError
-    from braidrl.trainer.verify import cut_check, cuts, differentiate_alone, packing_check, sampler_check
+    from braidrl.trainer.verify.checks import (
+        cut_check,
+        cuts,
+        differentiate_alone,
+        packing_check,
+        sampler_check,
+    )
 
     say("loading the trainer")
     probe = load(config, replace(parallel, rank=0, world_size=1))
@@ -134,7 +140,7 @@ def alone(
 
 def load(config: RLConfig, parallel: "Parallel") -> "Probe":
     """The trainer as the run would start it."""
-    from braidrl.trainer.probe import Probe
+    from braidrl.trainer.verify.probe import Probe
 
     try:
         return Probe.load(config.trainer, parallel)

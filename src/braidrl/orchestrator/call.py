@@ -17,7 +17,7 @@ from braidrl.orchestrator.candidates import PACKED
 from braidrl.orchestrator.replicas import Replica, Replicas
 from braidrl.orchestrator.requests import Request, RequestError, translate_answer
 from braidrl.orchestrator.sessions import Session, derive_seed
-from braidrl.utils.retry import RETRIED, Backoff, describe
+from braidrl.utils.http import RETRIED, Backoff, describe
 
 logger = logging.getLogger(__name__)
 

@@ -4,7 +4,7 @@ from contextlib import AsyncExitStack
 
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator.replicas import Replicas
-from braidrl.utils.api_key import bearer, read_api_key
+from braidrl.utils.http import bearer, read_api_key
 
 
 async def connect(config: OrchestratorConfig, version: int, stack: AsyncExitStack) -> dict[str, Replicas]:

@@ -23,7 +23,7 @@ from braidrl.orchestrator.health import watch_health
 from braidrl.orchestrator.replicas import GENERATE, Replicas
 from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError
 from braidrl.orchestrator.sessions import Session, Sessions, UnknownTraceError
-from braidrl.utils.open_files import allow_open_files
+from braidrl.utils.process import allow_open_files
 
 SESSION_HEADER = "X-Session-ID"
 MAX_BODY = 2**30

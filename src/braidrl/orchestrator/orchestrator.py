@@ -28,7 +28,7 @@ from braidrl.orchestrator.records import group_records, write_records
 from braidrl.orchestrator.replicas import Replicas
 from braidrl.orchestrator.sink import Sink
 from braidrl.transport.rollouts import BatchWriter
-from braidrl.utils.garbage import spare_what_is_there
+from braidrl.utils.process import spare_what_is_there
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from braidrl.orchestrator.replicas import Replica, Replicas
 from braidrl.transport.weights import forget_weights_before
-from braidrl.utils.retry import Backoff
+from braidrl.utils.http import Backoff
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

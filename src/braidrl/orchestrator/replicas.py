@@ -14,7 +14,7 @@ from braidrl.orchestrator.admission import Admission
 from braidrl.orchestrator.server import RefusedError, Server, UnavailableError
 from braidrl.orchestrator.sleep import put_to_sleep, wake_up
 from braidrl.orchestrator.weight_updates import WeightUpdate, update_embedded, weight_update_of
-from braidrl.utils.retry import Backoff, describe
+from braidrl.utils.http import Backoff, describe
 
 logger = logging.getLogger(__name__)
 

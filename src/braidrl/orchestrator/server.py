@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from braidrl.utils.retry import RETRIED, Backoff, describe
+from braidrl.utils.http import RETRIED, Backoff, describe
 
 
 class UnavailableError(RuntimeError):

@@ -7,7 +7,7 @@ import msgspec
 
 from braidrl.orchestrator.server import Server
 from braidrl.transport.transfer import Join, Joined, Offer, Send
-from braidrl.utils.api_key import bearer
+from braidrl.utils.http import bearer
 
 
 async def receive_weights(server: Server, offer: Offer, version: int, *, fresh: bool) -> None:

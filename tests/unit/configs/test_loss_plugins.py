@@ -18,7 +18,7 @@ import json, sys
 from pathlib import Path
 import torch
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from tests.support.trainer_batches import make_batch, trainer_config
 
 for loss in ({"type": "trusting", "scale": 2.0}, {"type": "ipo", "eps": 1.0, "adv_tau": 2.0}):

@@ -13,7 +13,7 @@ from braidrl.entrypoints.launchers.contract import End, Place, Process
 from braidrl.entrypoints.launchers.local import LocalLauncher
 from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
 from braidrl.utils.log import tail
-from braidrl.utils.threads import available_cores, environment
+from braidrl.utils.process import available_cores, environment
 from tests.support.fake_launcher import FakeLauncher
 from tests.support.stub_engine import StubEngine
 

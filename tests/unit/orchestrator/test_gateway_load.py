@@ -12,7 +12,7 @@ from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator import replicas
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.replicas import Replica
-from braidrl.utils.retry import Backoff
+from braidrl.utils.http import Backoff
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_engine import StubEngine
 

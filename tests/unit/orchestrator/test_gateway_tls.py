@@ -14,7 +14,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from braidrl.utils.ports import free_port
+from braidrl.utils.process import free_port
 from tests.support.paths import DOCS
 
 KEY = """\

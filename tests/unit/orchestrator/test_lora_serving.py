@@ -23,8 +23,8 @@ from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.engines.vllm import arguments, variables
 from braidrl.inference.engines.weights import WeightsError
 from braidrl.orchestrator.replicas import ReplicaError
-from braidrl.trainer.checkpoint import save_checkpoint
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.state.checkpoint import save_checkpoint
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.adapter import SETTINGS, TENSORS
 from braidrl.utils.run_folder import RunFolder

@@ -15,7 +15,7 @@ from braidrl.inference.engines.vllm import arguments
 from braidrl.orchestrator.policy import PolicyWatcher
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import create_tiny_model
 from tests.support.stub_engine import StubEngine

@@ -19,8 +19,8 @@ from stub_vllm import DEADLINE, StubVLLM, pool_of
 from braidrl.configs.rl import RLConfig
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
-from braidrl.trainer.transfer import WeightSender
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.state.transfer import WeightSender
 from braidrl.transport.transfer import Offer, Place, read_offer, write_offer
 from braidrl.utils.run_folder import RunFolder
 from tests.support.trainer_batches import trainer_config
@@ -134,7 +134,7 @@ def test_a_trainer_offers_what_it_would_have_written(
 ) -> None:
     """Names, types, shapes and values of a folder of weights, tied ones once; a folder where a checkpoint goes on."""
     with sending(Worker()) as sender:
-        monkeypatch.setattr("braidrl.trainer.publish.open_sender", lambda host, device: sender)
+        monkeypatch.setattr("braidrl.trainer.state.publish.open_sender", lambda host, device: sender)
         config = trainer_config(tiny_model_dir, tmp_path, "bfloat16", weights={"transfer": "nccl"})
         learner, run = Learner.load(config, Parallel(0, 1, torch.device("cpu"))), RunFolder(tmp_path)
         learner.publish(run, 1, whole=False)

@@ -6,7 +6,7 @@ from torch.nn.attention.flex_attention import flex_attention
 from transformers import AttentionInterface
 
 from braidrl.packing import Segment
-from braidrl.trainer.attention import NAME, Forest, forest_attention
+from braidrl.trainer.model.attention import NAME, Forest, forest_attention
 
 FORESTS = {
     "one": [Segment(0, 5, None)],

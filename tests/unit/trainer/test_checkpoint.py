@@ -15,9 +15,9 @@ from torch import nn
 
 from braidrl.configs.trainer.config import CheckpointConfig
 from braidrl.configs.trainer.optim import OptimConfig
-from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.optim import make_optimizer
 from braidrl.trainer.parallel import Parallel
+from braidrl.trainer.state.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.transport.weights import publish_weights
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.retention import prune_checkpoints
@@ -99,7 +99,9 @@ def publish_forever(root: Path, first: int) -> None:
 def test_a_kill_at_any_moment_leaves_the_last_complete_checkpoint_and_weights(tmp_path: Path) -> None:
     run, rng = RunFolder(tmp_path), random.Random(0)
     context = get_context("forkserver")
-    context.set_forkserver_preload(["braidrl.trainer.checkpoint", "braidrl.transport.weights", "pytest"])
+    context.set_forkserver_preload(
+        ["braidrl.trainer.state.checkpoint", "braidrl.transport.weights", "pytest"]
+    )
     halves = 0
     for _ in range(5):
         newest = max(run.published("weights"), default=0)

@@ -12,9 +12,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
 from braidrl.cli import main
-from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.state.checkpoint import save_checkpoint
 from braidrl.utils.run_folder import RunFolder
 from tests.support.trainer_batches import make_batch, trainer_config
 

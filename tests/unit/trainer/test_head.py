@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from braidrl.trainer import forward
-from braidrl.trainer.forward import Head, TokenOutputs, head_logprobs
+from braidrl.trainer.model import forward
+from braidrl.trainer.model.forward import Head, TokenOutputs, head_logprobs
 
 ENTRIES, HIDDEN, VOCABULARY = 7, 5, 11
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from braidrl.configs.sft import SFTConfig
-from braidrl.trainer.layers import layers_of
+from braidrl.trainer.model.layers import layers_of
 from braidrl.trainer.parallel import Parallel
+from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.sft.train import trainer_config as sft_trainer_config
-from braidrl.trainer.step import Learner
 from tests.support.trainer_batches import make_batch, trainer_config
 
 ALONE = Parallel(0, 1, torch.device("cpu"))

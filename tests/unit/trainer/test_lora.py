@@ -13,12 +13,13 @@ from transformers import AutoModelForCausalLM
 
 from braidrl.configs.sft import SFTConfig
 from braidrl.configs.trainer.lora import LoRAConfig
-from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint, trained_parameters
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.model.forward import to_device
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.sft.train import train_sft
-from braidrl.trainer.step import Learner
+from braidrl.trainer.shards import trained_parameters
+from braidrl.trainer.state.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.adapter import TENSORS
 from braidrl.utils.run_folder import RunFolder

@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from braidrl.configs.model import ModelConfig
 from braidrl.packing import pack
-from braidrl.trainer.forward import Head, to_device, token_logprobs
-from braidrl.trainer.model import load_model, pack_exactly, save_model
+from braidrl.trainer.model.forward import Head, to_device, token_logprobs
+from braidrl.trainer.model.loading import load_model, pack_exactly, save_model
 from braidrl.transport.types import TrainingSample
 
 

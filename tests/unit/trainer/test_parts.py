@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from braidrl.configs.trainer.optim import OptimConfig
-from braidrl.trainer import checkpoint
-from braidrl.trainer.checkpoint import load_checkpoint, load_weights, save_checkpoint
 from braidrl.trainer.optim import make_optimizer
 from braidrl.trainer.parallel import Parallel, Rows, data_parallel
-from braidrl.trainer.parts import PartsReader, find_parts, save_parts
+from braidrl.trainer.shards import PartsReader, find_parts, load_weights, save_parts
+from braidrl.trainer.state import checkpoint
+from braidrl.trainer.state.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.utils.model_source import find_model
 from braidrl.utils.run_folder import RunFolder
 from tests.support.ranks import run_ranks

@@ -11,10 +11,10 @@ import torch
 from torch.distributed.tensor import DTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.trainer.parallel import Parallel, data_parallel, gathered_state
-from braidrl.trainer.parts import PartsReader
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.shards import PartsReader
+from braidrl.trainer.state.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.utils.run_folder import RunFolder
 from tests.support.ranks import run_ranks
 from tests.support.trainer_batches import make_batch, trainer_config

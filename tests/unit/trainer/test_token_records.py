@@ -16,9 +16,9 @@ import torch
 
 from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.parallel import Parallel, data_parallel
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.rl.token_records import TokenRecorder, spread
 from braidrl.trainer.rl.train import train
-from braidrl.trainer.step import Learner
-from braidrl.trainer.tokens import TokenRecorder, spread
 from braidrl.transport.rollouts import BatchWriter
 from braidrl.transport.types import TrainingBatch, TrainingSample
 from braidrl.utils.run_folder import RunFolder

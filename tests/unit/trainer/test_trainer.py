@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.monitors.metrics import read_metrics
 from braidrl.trainer.parallel import Parallel
+from braidrl.trainer.rl.step import Learner, NonFiniteError
 from braidrl.trainer.rl.train import train
-from braidrl.trainer.step import Learner, NonFiniteError
 from braidrl.transport.rollouts import BatchWriter
 from braidrl.transport.types import TrainingBatch, TrainingSample
 from braidrl.utils.run_folder import RunFolder

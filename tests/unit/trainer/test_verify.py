@@ -13,10 +13,10 @@ from verifiers.v1 import Episode
 import braidrl.inference.engines.torch as engine
 from braidrl.cli import main
 from braidrl.orchestrator.records import append_records
-from braidrl.trainer.probe import Gradient, Probe
 from braidrl.trainer.rl.loss import LossInputs, LossOutputs
 from braidrl.trainer.rl.losses import LOSS_FUNCTIONS
-from braidrl.trainer.verify import compare, cuts
+from braidrl.trainer.verify.checks import compare, cuts
+from braidrl.trainer.verify.probe import Gradient, Probe
 from braidrl.transport.types import TrainingBatch, TrainingSample, encode
 from tests.support.episodes import episode, trace
 from tests.support.trainer_batches import make_batch, make_sample

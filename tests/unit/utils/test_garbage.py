@@ -5,7 +5,7 @@ import sys
 
 LOOK = """
 import gc, weakref
-from braidrl.utils.garbage import YOUNG, spare_what_is_there
+from braidrl.utils.process import YOUNG, spare_what_is_there
 
 class Ring:
     def __init__(self):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
-from braidrl.utils.ports import free_port
+from braidrl.utils.process import free_port
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None

@@ -19,7 +19,7 @@ from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
 from braidrl.entrypoints.launchers.local import LocalLauncher
-from braidrl.utils.termination import handler_kept
+from braidrl.utils.process import handler_kept
 
 try:
     import ray

@@ -11,9 +11,9 @@ from pydantic import BaseModel
 from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.launchers.contract import Launcher, Place, Process, Slot
+from braidrl.utils.process import environment
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.threads import environment
 
 POLL_SECONDS = 0.2
 """Pause between two looks at what is awaited."""

@@ -9,7 +9,7 @@ from braidrl.orchestrator.envs import EvalEnv, Finished, warm_renderer
 from braidrl.orchestrator.eval.evaluator import Evaluator
 from braidrl.orchestrator.gateway import Gateway
 from braidrl.orchestrator.replicas import ReplicaError, Replicas
-from braidrl.utils.api_key import bearer, read_api_key
+from braidrl.utils.http import bearer, read_api_key
 from braidrl.utils.run_folder import RunFolder
 
 

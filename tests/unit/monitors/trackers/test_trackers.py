@@ -23,7 +23,7 @@ from braidrl.configs.trackers import (
 from braidrl.entrypoints import track
 from braidrl.entrypoints.tracking import check_trackers, tracking
 from braidrl.monitors.trackers.overview import named
-from braidrl.monitors.trackers.tell import tell, tracked
+from braidrl.monitors.trackers.send import tell, tracked
 from braidrl.utils.run_folder import RunFolder
 from tests.support.paths import DOCS
 

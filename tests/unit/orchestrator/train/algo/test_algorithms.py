@@ -18,7 +18,7 @@ from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
 from braidrl.orchestrator.train.samples import CE
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingSample

@@ -22,7 +22,7 @@ from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.algo.routing import assign_reference_logprobs
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingBatch, decode_batch, encode

@@ -7,7 +7,7 @@
     trainer/rng.safetensors        random state of every process, `cpu` u8[P, N] (and `cuda`)
     trainer/progress.json          {"step": n}; the learning-rate schedule is a function of it
 
-Of several processes each writes the rows that it holds, `model-00001-of-00004.safetensors` (`trainer/parts.py`), and
+Of several processes each writes the rows that it holds, `model-00001-of-00004.safetensors` (`trainer/shards.py`), and
 any number of them reads its own again, so that a run may resume on another number of processes.
 """
 
@@ -25,10 +25,18 @@ from transformers import PreTrainedModel
 
 from braidrl.trainer.optim import place_state
 from braidrl.trainer.parallel import Parallel, Rows, rows_of
-from braidrl.trainer.parts import PartsReader, find_parts, save_parts
+from braidrl.trainer.shards import (
+    MODEL,
+    PartsReader,
+    find_parts,
+    load_weights,
+    read_like,
+    save_parts,
+    trained_parameters,
+)
 from braidrl.utils.publish import publish_folder, staging_path
 
-MODEL, OPTIMIZER, REFERENCE = "model", "optimizer", "reference"
+OPTIMIZER, REFERENCE = "optimizer", "reference"
 RNG, PROGRESS = "rng.safetensors", "progress.json"
 
 
@@ -53,7 +61,7 @@ def save_checkpoint(
         if parallel.leads:
             save_file(rng, staging / RNG)
             if isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
-                from braidrl.trainer.lora import save_settings  # only here: peft is an extra
+                from braidrl.trainer.model.lora import save_settings  # only here: peft is an extra
 
                 save_settings(model, staging)
             (staging / PROGRESS).write_text(json.dumps({"step": step}))
@@ -77,7 +85,7 @@ def load_checkpoint(
         )
     trained = trained_parameters(model)
     if isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
-        from braidrl.trainer.lora import check_settings
+        from braidrl.trainer.model.lora import check_settings
 
         check_settings(model, folder)
     load_weights(folder, model)
@@ -94,37 +102,10 @@ def load_checkpoint(
         for key in sorted(state.names()):
             field, name = key.split("/", 1)
             # a step counter is one number; the rest lies as its parameter does
-            local = state.read(key) if field == "step" else _read_like(state, key, trained[name])
+            local = state.read(key) if field == "step" else read_like(state, key, trained[name])
             place_state(optimizer, trained[name], field, local)
     _restore_rng(load_file(folder / RNG), parallel)
     return json.loads((folder / PROGRESS).read_text())["step"]
-
-
-def load_weights(
-    folder: Path, model: nn.Module, name: str = MODEL, trained: dict[str, nn.Parameter] | None = None
-) -> None:
-    """Copy the weights `name` of a checkpoint into a model's trainable parameters, or those called as in `trained`;
-    each process reads what it holds of them.
-
-    Raises `ValueError` when they are another model's.
-    """
-    parameters = dict(model.named_parameters())
-    wanted = {key: parameters[key] for key in trained or trained_parameters(model)}
-    with PartsReader(folder, name) as parts, torch.no_grad():
-        _check_shapes(parts, wanted)
-        for key, parameter in wanted.items():
-            rows_of(parameter).local.copy_(_read_like(parts, key, parameter))
-
-
-def _read_like(parts: PartsReader, name: str, parameter: nn.Parameter) -> torch.Tensor:
-    """The rows of a tensor that this process holds of the parameter."""
-    rows = rows_of(parameter)
-    return parts.read(name) if rows.total is None else parts.read(name, rows.start, len(rows.local))
-
-
-def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What an optimizer changes, by name."""
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 
 def _weights(model: nn.Module, policy: nn.Module) -> dict[str, Rows]:
@@ -182,19 +163,3 @@ def _restore_rng(states: dict[str, torch.Tensor], parallel: Parallel) -> None:
     torch.set_rng_state(states["cpu"][parallel.rank].clone())
     if "cuda" in states and parallel.device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"][parallel.rank].clone(), parallel.device)
-
-
-def _check_shapes(parts: PartsReader, parameters: dict[str, nn.Parameter]) -> None:
-    remedy = "resume with the model.path that the run was started with"
-    saved, required = parts.names(), set(parameters)
-    if saved != required:
-        raise ValueError(
-            f"{parts.place} belongs to another model: missing {sorted(required - saved)[:3]}, "
-            f"unknown {sorted(saved - required)[:3]}; {remedy}"
-        )
-    for name, parameter in parameters.items():
-        if (shape := parts.shape(name)) != list(parameter.shape):
-            raise ValueError(
-                f"{parts.place} belongs to another model: {name} has shape {shape}, required is "
-                f"{list(parameter.shape)}; {remedy}"
-            )

@@ -16,8 +16,8 @@ from transformers.utils.logging import disable_progress_bar
 
 from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.packing import MicroBatch, Normalisers
-from braidrl.trainer.forward import DeviceMicroBatch, to_device
-from braidrl.trainer.metrics import MetricSums, batch_metrics, peak_memory_gib
+from braidrl.trainer.model.forward import DeviceMicroBatch, to_device
+from braidrl.trainer.model.policy import Policy, load_policy, load_reference
 from braidrl.trainer.optim import (
     clip_gradients,
     learning_rate,
@@ -26,19 +26,19 @@ from braidrl.trainer.optim import (
     set_learning_rate,
 )
 from braidrl.trainer.parallel import Parallel, sum_gradients
-from braidrl.trainer.policy import Policy, load_policy, load_reference
-from braidrl.trainer.publish import Publisher
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.loss import LossFunctionError, total
+from braidrl.trainer.rl.metrics import MetricSums, batch_metrics, peak_memory_gib
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare
-from braidrl.trainer.tokens import TokenRecorder
+from braidrl.trainer.rl.token_records import TokenRecorder
+from braidrl.trainer.state.publish import Publisher
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 
 if TYPE_CHECKING:
-    from braidrl.trainer.lora import ReferenceAdapter
+    from braidrl.trainer.model.lora import ReferenceAdapter
 
 logger = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from braidrl.configs.trainer.config import TrainerConfig
-from braidrl.trainer.model import PROBE_TOLERANCE
+from braidrl.trainer.model.loading import PROBE_TOLERANCE
+from braidrl.trainer.model.policy import Policy, load_policy
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.policy import Policy, load_policy
-from braidrl.trainer.probe import Batches, Gradient, Probe, largest_element
 from braidrl.trainer.rl.loss import mismatch_kl
+from braidrl.trainer.verify.probe import Batches, Gradient, Probe, largest_element
 from braidrl.transport.types import TrainingBatch, TrainingSample, decode_batch, encode
 
 GRADIENT_TOLERANCE = {"float32": 1e-4, "bfloat16": 0.1}
@@ -193,7 +193,7 @@ def _plain_model(config: TrainerConfig) -> PreTrainedModel:
     )
     if config.lora is None or config.lora.path is None:
         return model
-    from braidrl.trainer.lora import merged  # only here: peft is an extra
+    from braidrl.trainer.model.lora import merged  # only here: peft is an extra
 
     return merged(model, config.lora.path)
 

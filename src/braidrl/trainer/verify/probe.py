@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from braidrl.configs.trainer.config import TrainerConfig
-from braidrl.trainer.checkpoint import trained_parameters
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.model.forward import to_device
+from braidrl.trainer.model.policy import Policy
 from braidrl.trainer.parallel import gathered
-from braidrl.trainer.policy import Policy
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.preparation import prepare
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.shards import trained_parameters
 from braidrl.transport.types import TrainingSample
 
 

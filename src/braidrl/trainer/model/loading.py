@@ -10,8 +10,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from braidrl.configs.model import ModelConfig
 from braidrl.packing import pack
-from braidrl.trainer import attention
-from braidrl.trainer.forward import to_device, token_logprobs
+from braidrl.trainer.model import attention
+from braidrl.trainer.model.forward import to_device, token_logprobs
 from braidrl.transport.types import TrainingSample
 
 EXACT_LAYERS = {"full_attention", "sliding_attention"}

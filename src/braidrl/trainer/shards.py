@@ -16,10 +16,13 @@ from typing import Any, Self
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
+from torch import nn
 
-from braidrl.trainer.parallel import Parallel, Rows
+from braidrl.trainer.parallel import Parallel, Rows, rows_of
 from braidrl.utils.publish import sync
 
+MODEL = "model"
+"""Name of the weights of what is trained, in a checkpoint."""
 PART = re.compile(r"(?P<name>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.safetensors")
 
 
@@ -119,3 +122,46 @@ def find_parts(folder: Path, name: str) -> list[Path]:
             f"{folder} has {len(parts)} parts of {name}, required are {required}; copy the whole checkpoint again"
         )
     return parts
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """What an optimizer changes, by name."""
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def load_weights(
+    folder: Path, model: nn.Module, name: str = MODEL, trained: dict[str, nn.Parameter] | None = None
+) -> None:
+    """Copy the weights `name` of a checkpoint into a model's trainable parameters, or those called as in `trained`;
+    each process reads what it holds of them.
+
+    Raises `ValueError` when they are another model's.
+    """
+    parameters = dict(model.named_parameters())
+    wanted = {key: parameters[key] for key in trained or trained_parameters(model)}
+    with PartsReader(folder, name) as parts, torch.no_grad():
+        _check_shapes(parts, wanted)
+        for key, parameter in wanted.items():
+            rows_of(parameter).local.copy_(read_like(parts, key, parameter))
+
+
+def read_like(parts: PartsReader, name: str, parameter: nn.Parameter) -> torch.Tensor:
+    """The rows of a tensor that this process holds of the parameter."""
+    rows = rows_of(parameter)
+    return parts.read(name) if rows.total is None else parts.read(name, rows.start, len(rows.local))
+
+
+def _check_shapes(parts: PartsReader, parameters: dict[str, nn.Parameter]) -> None:
+    remedy = "resume with the model.path that the run was started with"
+    saved, required = parts.names(), set(parameters)
+    if saved != required:
+        raise ValueError(
+            f"{parts.place} belongs to another model: missing {sorted(required - saved)[:3]}, "
+            f"unknown {sorted(saved - required)[:3]}; {remedy}"
+        )
+    for name, parameter in parameters.items():
+        if (shape := parts.shape(name)) != list(parameter.shape):
+            raise ValueError(
+                f"{parts.place} belongs to another model: {name} has shape {shape}, required is "
+                f"{list(parameter.shape)}; {remedy}"
+            )

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from braidrl.trainer.checkpoint import load_weights
-from braidrl.trainer.model import save_model
+from braidrl.trainer.model.loading import save_model
+from braidrl.trainer.shards import load_weights
 from braidrl.utils.adapter import SETTINGS, TENSORS, adapter_settings
 from braidrl.utils.model_source import ModelSource
 from braidrl.utils.publish import publish_folder
@@ -104,7 +104,7 @@ def _load(source: ModelSource, origin: str, dtype: torch.dtype, trust_remote_cod
 
 
 def _merged(model: PreTrainedModel, source: ModelSource) -> PreTrainedModel:
-    from braidrl.trainer.lora import merged  # only here: peft is an extra
+    from braidrl.trainer.model.lora import merged  # only here: peft is an extra
 
     with tempfile.TemporaryDirectory() as folder:
         _write_adapter(source, Path(folder))
@@ -116,7 +116,7 @@ def _write_adapter(source: ModelSource, folder: Path) -> None:
         for name in (SETTINGS, TENSORS):
             shutil.copy(source.weights / name, folder / name)
     elif source.checkpoint is not None:
-        from braidrl.trainer.lora import adapter_of_checkpoint
+        from braidrl.trainer.model.lora import adapter_of_checkpoint
 
         adapter_of_checkpoint(source.checkpoint, folder)
 

@@ -19,9 +19,8 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import PreTrainedModel
 
 from braidrl.configs.trainer.lora import LoRAConfig
-from braidrl.trainer.checkpoint import MODEL, trained_parameters
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs
-from braidrl.trainer.parts import PartsReader
+from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs
+from braidrl.trainer.shards import MODEL, PartsReader, trained_parameters
 from braidrl.utils.adapter import PREFIX, SETTINGS, TENSORS, adapter_scale, adapter_settings
 
 TRAINED, REFERENCE = "default", "reference"

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from transformers import PreTrainedModel
 
 from braidrl.packing import MicroBatch
-from braidrl.trainer.attention import Forest
+from braidrl.trainer.model.attention import Forest
 
 CHUNK_ELEMENTS = 1 << 23
 """Logits that exist at a time."""

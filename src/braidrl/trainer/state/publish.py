@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from braidrl.configs.trainer.config import TrainerConfig
-from braidrl.trainer.checkpoint import trained_parameters
-from braidrl.trainer.model import save_model
+from braidrl.trainer.model.loading import save_model
+from braidrl.trainer.model.policy import Policy
 from braidrl.trainer.parallel import Parallel, gathered, gathered_state
-from braidrl.trainer.policy import Policy
-from braidrl.trainer.transfer import open_sender
+from braidrl.trainer.shards import trained_parameters
+from braidrl.trainer.state.transfer import open_sender
 from braidrl.transport.delta import save_delta
 from braidrl.transport.transfer import write_offer
 from braidrl.transport.weights import publish_weights
@@ -70,7 +70,7 @@ class Publisher:
 
     def _publish_adapter(self, run: RunFolder, version: int) -> None:
         """float32 as it is trained: it is small, and whoever merges it rounds the sum once."""
-        from braidrl.trainer.lora import save_adapter  # only here: peft is an extra
+        from braidrl.trainer.model.lora import save_adapter  # only here: peft is an extra
 
         state: dict[str, Tensor] = {}
         for name, parameter in trained_parameters(self.policy.model).items():

@@ -1,6 +1,7 @@
-"""Trying again until a deadline."""
+"""Calls to servers: retries until a deadline, and API keys, which come from environment variables and never from files."""
 
 import asyncio
+import os
 
 BACKOFF = 0.1
 """Seconds before the first retry; doubled before each further one."""
@@ -33,3 +34,22 @@ class Backoff:
 def describe(error: BaseException) -> str:
     """An exception in words; some have none of their own."""
     return str(error) or type(error).__name__
+
+
+def read_api_key(variable: str | None, owner: str) -> str | None:
+    """The key that `variable` holds; None where none is named.
+
+    Raises `ValueError` when it is named but not set; `owner` says whose `api_key_var` it is.
+    """
+    if variable is None:
+        return None
+    if not os.environ.get(variable):
+        raise ValueError(
+            f"api_key_var of {owner} names {variable!r}, which is not set; export it or remove the key"
+        )
+    return os.environ[variable]
+
+
+def bearer(key: str | None) -> dict[str, str]:
+    """The header that carries a key; none without one."""
+    return {"Authorization": f"Bearer {key}"} if key else {}

@@ -10,15 +10,15 @@ from transformers import PreTrainedModel
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.configs.trainer.lora import LoRAConfig
-from braidrl.trainer.checkpoint import load_weights
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
-from braidrl.trainer.layers import compile_layers, layers_of, recompute_layers
-from braidrl.trainer.model import load_model
+from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs, token_logprobs
+from braidrl.trainer.model.layers import compile_layers, layers_of, recompute_layers
+from braidrl.trainer.model.loading import load_model
 from braidrl.trainer.parallel import Parallel, shard
+from braidrl.trainer.shards import load_weights
 from braidrl.utils.model_source import MASTERS
 
 if TYPE_CHECKING:
-    from braidrl.trainer.lora import ReferenceAdapter
+    from braidrl.trainer.model.lora import ReferenceAdapter
 
 
 class Policy(nn.Module):
@@ -58,7 +58,7 @@ def load_policy(config: TrainerConfig, parallel: Parallel) -> Policy:
 
 
 def _add_adapters(model: PreTrainedModel, config: TrainerConfig, lora: LoRAConfig) -> None:
-    from braidrl.trainer.lora import add_adapter, add_reference  # only here: peft is an extra
+    from braidrl.trainer.model.lora import add_adapter, add_reference  # only here: peft is an extra
 
     add_adapter(model, lora, config.model.path, getattr(torch, config.model.dtype))
     if config.reference_kl is not None and config.shares_reference:
@@ -76,7 +76,7 @@ def load_reference(
     if config.reference_kl is None:
         return None
     if config.shares_reference:
-        from braidrl.trainer.lora import ReferenceAdapter
+        from braidrl.trainer.model.lora import ReferenceAdapter
 
         return ReferenceAdapter(policy)
     path = Path(config.reference_kl.path or config.model.path)

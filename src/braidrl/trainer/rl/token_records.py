@@ -15,7 +15,7 @@ import torch
 
 from braidrl.packing import Normalisers
 from braidrl.packing.streams import streams_of
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs
+from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
