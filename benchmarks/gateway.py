@@ -34,8 +34,8 @@ import msgspec
 import numpy as np
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import SESSION_HEADER, Gateway
-from braidrl.orchestrator.replicas import GENERATE, Replicas
+from braidrl.orchestrator.engines.pool import GENERATE, Replicas
+from braidrl.orchestrator.gateway.server import SESSION_HEADER, Gateway
 from braidrl.utils.process import spare_what_is_there
 
 MODEL = "policy"

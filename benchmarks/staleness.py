@@ -26,7 +26,7 @@ from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine
-from braidrl.orchestrator.train.heads import num_candidates, recover_head
+from braidrl.orchestrator.train.topk import num_candidates, recover_head
 from braidrl.report.table import print_table
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import Loss, LossInputs, LossOutputs

@@ -80,7 +80,13 @@ def test_compiled_layers_of_two_processes_learn_the_same(tiny_model_dir, expecte
 
 
 def test_without_a_compiler_nothing_starts(tmp_path: Path) -> None:
-    program = "import torch; from braidrl.trainer.model.layers import check_compiler; check_compiler(torch.device('cpu'))"
+    program = "\n".join(
+        [
+            "import torch",
+            "from braidrl.trainer.model.layers import check_compiler",
+            "check_compiler(torch.device('cpu'))",
+        ]
+    )
     environment = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run = subprocess.run(
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300

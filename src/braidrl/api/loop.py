@@ -25,7 +25,7 @@ from braidrl.entrypoints.supervisor import Supervisor
 from braidrl.entrypoints.tracking import tracking
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.record import recorded
-from braidrl.orchestrator.groups import Group
+from braidrl.orchestrator.pipeline.groups import Group
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.metrics import staleness_metrics
 from braidrl.trainer.rl.step import Learner

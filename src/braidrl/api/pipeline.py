@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from verifiers.v1.episode import GroupInfo
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.buffer import Batch
-from braidrl.orchestrator.groups import Group
 from braidrl.orchestrator.orchestrator import House, first_cause, open_house
+from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.groups import Group
 
 
 class Plane:

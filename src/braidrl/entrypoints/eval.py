@@ -117,7 +117,7 @@ def evaluate(
     Raises `ProcessFailed` when the server dies meanwhile, and `ConfigError` where the one of somebody else cannot be
     used.
     """
-    from braidrl.orchestrator.replicas import ReplicaError
+    from braidrl.orchestrator.engines.pool import ReplicaError
     from braidrl.report.evaluation import evaluation_table
     from braidrl.report.table import print_table
     from braidrl.utils.log import configure_logging
@@ -140,7 +140,7 @@ async def _play(config: EvalCommandConfig, target: Target) -> tuple[dict[str, fl
     """The metrics, and how often each error ended an episode."""
     from rich.console import Console
 
-    from braidrl.orchestrator.envs import EvalEnv, Finished
+    from braidrl.orchestrator.envs.source import EvalEnv, Finished
     from braidrl.orchestrator.eval.standalone import open_evaluation
     from braidrl.orchestrator.eval.summary import reward_of
     from braidrl.report.episodes import EpisodeProgress

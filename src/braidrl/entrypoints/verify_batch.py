@@ -16,7 +16,7 @@ from braidrl.entrypoints.verify_recorded import check_fits, read_batch
 from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine
-from braidrl.orchestrator.train.heads import Head, num_candidates, recover_head
+from braidrl.orchestrator.train.topk import Head, num_candidates, recover_head
 from braidrl.transport.types import TrainingSample
 
 GROUPS = ("rl", "rl + ce", "ref_kl", "ce")

@@ -11,7 +11,7 @@ from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.orchestrator import TrainSourceConfig
 from braidrl.configs.rl import RLConfig
 from braidrl.orchestrator.train.algo.routing import eligible_traces
-from braidrl.orchestrator.train.replay import RecordedGroup, read_groups, replay
+from braidrl.orchestrator.train.rescore import RecordedGroup, read_groups, replay
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.packing import Normalisers
 from braidrl.transport.types import TrainingSample, decode_batch

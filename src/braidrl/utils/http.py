@@ -1,4 +1,4 @@
-"""Calls to servers: retries until a deadline, and API keys, which come from environment variables and never from files."""
+"""Calls to servers: retries until a deadline, and API keys, which come from environment variables alone."""
 
 import asyncio
 import os

@@ -19,8 +19,8 @@ from braidrl.entrypoints.eval import open_output
 from braidrl.entrypoints.eval_target import orchestrator_config, resolve
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.record import outcome
+from braidrl.orchestrator.engines.pool import ReplicaError
 from braidrl.orchestrator.eval.standalone import open_evaluation
-from braidrl.orchestrator.replicas import ReplicaError
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 from tests.support.scripted_model import ScriptedModel

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from braidrl.monitors.metrics import read_metrics
-from braidrl.orchestrator.backlog import Backlog
+from braidrl.orchestrator.pipeline.backlog import Backlog
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_trainer import run_stub
 from tests.unit.orchestrator.test_dispatcher import make_env

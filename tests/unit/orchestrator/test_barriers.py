@@ -16,9 +16,9 @@ from braidrl.configs.algorithm import (
     SFTDistillConfig,
 )
 from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
-from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.records import group_records
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
+from braidrl.orchestrator.pipeline.records import group_records
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
 from tests.unit.orchestrator.test_dispatcher import ManualEnv, end_all, make_env, open_dispatcher, settle

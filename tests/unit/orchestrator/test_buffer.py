@@ -10,10 +10,10 @@ import pytest
 import verifiers.v1 as vf
 
 from braidrl.configs.batches import BatchesConfig
-from braidrl.orchestrator.buffer import Batch
-from braidrl.orchestrator.envs import Finished
-from braidrl.orchestrator.sink import Sink
-from braidrl.orchestrator.yields import Yields
+from braidrl.orchestrator.envs.estimates import Yields
+from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.sink import Sink
 from tests.support.stub_episodes import join, make_episode, make_failure
 from tests.unit.orchestrator.test_dispatcher import ManualEnv, end_all, make_env, open_dispatcher, settle
 from tests.unit.orchestrator.test_sink import add, make_config

@@ -17,12 +17,12 @@ from engine_helpers import plain_logprobs
 from server_helpers import address_of, running
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.envs import TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.envs.source import TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.train.algo.routing import assign_advantages
-from braidrl.orchestrator.train.heads import MissingHeadError, call_key
 from braidrl.orchestrator.train.samples import flatten_trace
+from braidrl.orchestrator.train.topk import MissingHeadError, call_key
 from tests.support.stub_engine import StubEngine
 from tests.support.stub_trainer import orchestrator_config
 

@@ -11,11 +11,11 @@ import pytest
 import verifiers.v1 as vf
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.envs import Finished, TrainEnv
-from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.heartbeat import heartbeat
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
+from braidrl.orchestrator.pipeline.sink import Sink
 from tests.support.stub_episodes import make_episode, make_failure
 from tests.support.stub_trainer import orchestrator_config
 

@@ -11,9 +11,9 @@ import renderers.client
 
 from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.envs import EvalEnv, TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.envs.source import EvalEnv, TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
 from tests.support.stub_engine import StubEngine
 from tests.support.stub_trainer import orchestrator_config
 

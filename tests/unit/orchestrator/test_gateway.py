@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from gateway_helpers import PROMPT, Setup, open_gateway
 
-from braidrl.orchestrator.replicas import ReplicaError, Replicas
-from braidrl.orchestrator.sessions import Spans
+from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
+from braidrl.orchestrator.gateway.sessions import Spans
 from tests.support.stub_engine import StubEngine
 
 

@@ -9,9 +9,9 @@ import pytest
 from gateway_helpers import Setup, open_gateway
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator import replicas
-from braidrl.orchestrator.policy import PolicyWatcher
-from braidrl.orchestrator.replicas import Replica
+from braidrl.orchestrator.engines import pool
+from braidrl.orchestrator.engines.policy_watcher import PolicyWatcher
+from braidrl.orchestrator.engines.replica import Replica
 from braidrl.utils.http import Backoff
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_engine import StubEngine
@@ -233,7 +233,7 @@ async def test_a_version_does_not_wait_for_a_replica_that_is_down(tmp_path: Path
 async def test_a_replica_that_hangs_while_it_takes_weights_does_not_hold_up_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas, "PROBE_TIMEOUT", 0.5)
+    monkeypatch.setattr(pool, "PROBE_TIMEOUT", 0.5)
     async with (
         StubEngine(update_seconds=30.0) as one,
         StubEngine() as two,

@@ -41,7 +41,7 @@ rwBVmunz4R/yDnL7S8hkNWroCBc=
 
 CALLER = """
 import asyncio, sys
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
 
 async def main():
     pool = Replicas([sys.argv[1]], live=True, headers={"Authorization": f"Bearer {sys.argv[2]}"})

@@ -2,8 +2,8 @@
 
 import asyncio
 
-from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.groups import Group
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
+from braidrl.orchestrator.pipeline.groups import Group
 from tests.unit.orchestrator.test_dispatcher import (
     ManualEnv,
     Policy,

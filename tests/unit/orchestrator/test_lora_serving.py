@@ -22,7 +22,7 @@ from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.engines.vllm import arguments, variables
 from braidrl.inference.engines.weights import WeightsError
-from braidrl.orchestrator.replicas import ReplicaError
+from braidrl.orchestrator.engines.pool import ReplicaError
 from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.state.checkpoint import save_checkpoint
 from braidrl.transport.types import TrainingSample

@@ -3,8 +3,8 @@
 import asyncio
 from pathlib import Path
 
-from braidrl.orchestrator.policy import PolicyWatcher
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.policy_watcher import PolicyWatcher
+from braidrl.orchestrator.engines.pool import Replicas
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_engine import StubEngine

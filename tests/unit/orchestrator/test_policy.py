@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from braidrl.orchestrator.policy import PolicyWatcher
-from braidrl.orchestrator.replicas import ReplicaError, Replicas
+from braidrl.orchestrator.engines.policy_watcher import PolicyWatcher
+from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_engine import StubEngine
 

@@ -7,11 +7,11 @@ import pytest
 import verifiers.v1 as vf
 
 from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig, GRPOConfig, RAEConfig
-from braidrl.orchestrator.buffer import Batch
-from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.envs import TrainEnv
-from braidrl.orchestrator.signal_watch import NoSignalError
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.envs.source import TrainEnv
+from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces

@@ -12,8 +12,8 @@ from stub_vllm import StubVLLM, pool_of
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.rl import RLConfig
 from braidrl.inference.engines.vllm import arguments
-from braidrl.orchestrator.policy import PolicyWatcher
-from braidrl.orchestrator.replicas import ReplicaError, Replicas
+from braidrl.orchestrator.engines.policy_watcher import PolicyWatcher
+from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.step import Learner
 from braidrl.utils.run_folder import RunFolder

@@ -9,13 +9,13 @@ import verifiers.v1 as vf
 
 from braidrl.configs.algorithm import EchoConfig
 from braidrl.configs.orchestrator import GatewayConfig, OrchestratorConfig
-from braidrl.orchestrator.buffer import Batch
-from braidrl.orchestrator.envs import Finished, TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.groups import Group
-from braidrl.orchestrator.records import group_records
-from braidrl.orchestrator.signal_watch import NoSignalError
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
+from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.groups import Group
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
+from braidrl.orchestrator.pipeline.records import group_records
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.orchestrator.train.algo import make_algorithm
 from tests.support.stub_episodes import SAMPLED, make_episode, make_failure, observe
 from tests.support.stub_trainer import orchestrator_config

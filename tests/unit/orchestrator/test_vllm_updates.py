@@ -7,7 +7,7 @@ import pytest
 from stub_vllm import DEADLINE, StubVLLM, pool_of
 
 from braidrl.configs.inference import WORKER_EXTENSION
-from braidrl.orchestrator.replicas import ReplicaError
+from braidrl.orchestrator.engines.pool import ReplicaError
 
 
 def calls_of(path: Path, version: int, method: str) -> list[tuple[str, Any]]:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from stub_vllm import DEADLINE, StubVLLM, pool_of
 
 from braidrl.configs.rl import RLConfig
-from braidrl.orchestrator.replicas import ReplicaError, Replicas
+from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.state.transfer import WeightSender

@@ -12,7 +12,7 @@ from verifiers.v1 import Episode
 
 import braidrl.inference.engines.torch as engine
 from braidrl.cli import main
-from braidrl.orchestrator.records import append_records
+from braidrl.orchestrator.pipeline.records import append_records
 from braidrl.trainer.rl.loss import LossInputs, LossOutputs
 from braidrl.trainer.rl.losses import LOSS_FUNCTIONS
 from braidrl.trainer.verify.checks import compare, cuts

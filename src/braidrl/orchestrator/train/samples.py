@@ -11,7 +11,7 @@ from verifiers.v1 import Trace
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch
 
-from braidrl.orchestrator.train.heads import Heads, branch_head
+from braidrl.orchestrator.train.topk import Heads, branch_head
 from braidrl.transport.types import TrainingSample
 
 RL, CE, REF_KL = "rl", "ce", "ref_kl"

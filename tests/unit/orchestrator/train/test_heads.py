@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from braidrl.configs.inference import HEAD_MARGIN
-from braidrl.orchestrator.candidates import take_heads
+from braidrl.orchestrator.gateway.candidates import take_heads
 from braidrl.orchestrator.train.algo.routing import assign_advantages, stamp_action_weights
-from braidrl.orchestrator.train.heads import (
+from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
+from braidrl.orchestrator.train.topk import (
     Head,
     MissingHeadError,
     call_key,
@@ -18,7 +19,6 @@ from braidrl.orchestrator.train.heads import (
     num_candidates,
     recover_head,
 )
-from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.transport.types import TrainingBatch, decode_batch, encode
 from tests.support.episodes import node, trace
 

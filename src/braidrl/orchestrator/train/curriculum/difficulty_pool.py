@@ -9,9 +9,8 @@ import numpy as np
 from verifiers.v1 import Episode, Task
 
 from braidrl.configs.curriculum.samplers import DifficultyPoolSamplerConfig
-from braidrl.orchestrator.train.curriculum.base import TaskSampler
+from braidrl.orchestrator.train.curriculum.base import Tasks, TaskSampler, number_of
 from braidrl.orchestrator.train.curriculum.rewards import LatestRewards
-from braidrl.orchestrator.train.curriculum.tasks import Tasks, number_of
 
 logger = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from verifiers.v1.trace import TraceTask
 from braidrl.configs.algorithm import OPDConfig, OPSDConfig, SFTDistillConfig
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.algo.routing import assign_reference_logprobs

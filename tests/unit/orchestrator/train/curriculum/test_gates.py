@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from braidrl.configs.algorithm import EchoConfig, RAEConfig, SFTDistillConfig
 from braidrl.configs.curriculum.gates import BaseGateConfig
 from braidrl.configs.orchestrator import CurriculumConfig, OrchestratorConfig
-from braidrl.orchestrator.records import group_records
-from braidrl.orchestrator.signal_watch import NoSignalError
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
+from braidrl.orchestrator.pipeline.records import group_records
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.curriculum import AdmissionGate, Curriculum
 from braidrl.orchestrator.train.curriculum.rewards import rewards_of

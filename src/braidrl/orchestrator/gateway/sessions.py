@@ -9,10 +9,10 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from braidrl.orchestrator.train.heads import Head
+from braidrl.orchestrator.train.topk import Head
 
 if TYPE_CHECKING:
-    from braidrl.orchestrator.replicas import Replica
+    from braidrl.orchestrator.engines.replica import Replica
 
 NAME_SECONDS = 10.0
 """Longest wait for the name of a trace that a worker process plays."""
@@ -38,7 +38,7 @@ class Session:
     spans: dict[int, Spans] = field(default_factory=dict)
     """Versions of the calls that were answered, by the number of the call."""
     heads: dict[bytes, Head] = field(default_factory=dict)
-    """What was captured, by the key of the call (`braidrl.orchestrator.train.heads`)."""
+    """What was captured, by the key of the call (`braidrl.orchestrator.train.topk`)."""
 
     def next_call(self) -> int:
         """Number the call that has just arrived."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from verifiers.v1 import Episode
 from verifiers.v1.trace import Error, Trace
 
-from braidrl.orchestrator.envs import Finished, TrainEnv
-from braidrl.orchestrator.groups import Group, ReadyTrace
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.pipeline.groups import Group, ReadyTrace
 from braidrl.orchestrator.train.algo import Algorithm
 from braidrl.orchestrator.train.algo.routing import ineligibility
 

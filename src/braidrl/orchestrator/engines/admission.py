@@ -3,19 +3,26 @@
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-from braidrl.orchestrator.sessions import Session
+from braidrl.orchestrator.engines.replica import Replica
 
-if TYPE_CHECKING:
-    from braidrl.orchestrator.replicas import Replica
+
+class Caller(Protocol):
+    """A session as admission uses it: calls that share a growing prefix."""
+
+    replica: Replica | None
+    """Replica that caches its prefix; None: none yet."""
+
+    def move(self, replica: Replica | None) -> None:
+        """Set `replica`."""
 
 
 @dataclass(eq=False)
 class _Waiter:
-    session: Session | None
-    avoid: "Collection[Replica]"
-    granted: "asyncio.Future[Replica]" = field(
+    session: Caller | None
+    avoid: Collection[Replica]
+    granted: asyncio.Future[Replica] = field(
         default_factory=lambda: asyncio.get_running_loop().create_future()
     )
 
@@ -28,7 +35,7 @@ class Admission:
     goes to the first in the order of arrival that may have it.
     """
 
-    def __init__(self, replicas: "Sequence[Replica]", bound: int | None) -> None:
+    def __init__(self, replicas: Sequence[Replica], bound: int | None) -> None:
         self.replicas = replicas
         self.bound = bound
         self._peak = 0
@@ -49,8 +56,8 @@ class Admission:
         return peak
 
     async def acquire(
-        self, session: Session | None, timeout: float, avoid: "Collection[Replica]" = ()
-    ) -> "Replica":
+        self, session: Caller | None, timeout: float, avoid: Collection[Replica] = ()
+    ) -> Replica:
         """A place at a replica, to be given back with `release`; one that is not in `avoid` where any is open.
 
         Raises `TimeoutError` with what it waited for.
@@ -74,7 +81,7 @@ class Admission:
                 ) from None
             raise
 
-    def release(self, replica: "Replica") -> None:
+    def release(self, replica: Replica) -> None:
         """Give a place back; the next in line has it."""
         replica.load -= 1
         self._admit(most=1)
@@ -83,7 +90,7 @@ class Admission:
         """Replicas have changed what they take."""
         self._admit(most=len(self))
 
-    def untried(self, tried: "Collection[Replica]") -> bool:
+    def untried(self, tried: Collection[Replica]) -> bool:
         """Whether any replica takes requests that is not in `tried`."""
         return any(replica.state == "open" and replica not in tried for replica in self.replicas)
 
@@ -102,7 +109,7 @@ class Admission:
             if most <= 0:
                 return
 
-    def _choose(self, session: Session | None, avoid: "Collection[Replica]") -> "Replica | None":
+    def _choose(self, session: Caller | None, avoid: Collection[Replica]) -> Replica | None:
         home = self._home(session)
         if home is not None and home not in avoid:
             return home if self._takes(home) else None
@@ -112,21 +119,21 @@ class Admission:
         free = [replica for replica in usable if self._takes(replica)]
         return min(free, key=lambda replica: replica.load + replica.sessions, default=None)
 
-    def _home(self, session: Session | None) -> "Replica | None":
+    def _home(self, session: Caller | None) -> Replica | None:
         """Where a session's prefix is cached, if it still is."""
         home = None if session is None else session.replica
         return home if home is not None and home.state != "down" and home in self.replicas else None
 
-    def _takes(self, replica: "Replica") -> bool:
+    def _takes(self, replica: Replica) -> bool:
         return replica.state == "open" and (self.bound is None or replica.load < self.bound)
 
-    def _take(self, replica: "Replica", session: Session | None) -> "Replica":
+    def _take(self, replica: Replica, session: Caller | None) -> Replica:
         replica.load += 1
         if session is not None and self._home(session) is None:
             session.move(replica)
         return replica
 
-    def _obstacle(self, session: Session | None) -> str:
+    def _obstacle(self, session: Caller | None) -> str:
         home = self._home(session)
         replica = home or min(self.replicas, key=lambda replica: replica.state != "open")
         if replica.state == "open":

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-from braidrl.orchestrator.envs import TrainEnv
-from braidrl.orchestrator.groups import Group, Work
-from braidrl.orchestrator.sessions import derive_seed
+from braidrl.orchestrator.envs.source import TrainEnv
+from braidrl.orchestrator.gateway.sessions import derive_seed
+from braidrl.orchestrator.pipeline.groups import Group, Work
 
 
 class Backlog:

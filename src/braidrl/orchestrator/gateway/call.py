@@ -13,10 +13,11 @@ import aiohttp
 import msgspec
 from aiohttp import web
 
-from braidrl.orchestrator.candidates import PACKED
-from braidrl.orchestrator.replicas import Replica, Replicas
-from braidrl.orchestrator.requests import Request, RequestError, translate_answer
-from braidrl.orchestrator.sessions import Session, derive_seed
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.engines.replica import Replica
+from braidrl.orchestrator.gateway.candidates import PACKED
+from braidrl.orchestrator.gateway.protocol import Request, RequestError, translate_answer
+from braidrl.orchestrator.gateway.sessions import Session, derive_seed
 from braidrl.utils.http import RETRIED, Backoff, describe
 
 logger = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from verifiers.v1.trace import Trace
 
-from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.envs.source import Finished
 from braidrl.orchestrator.train.samples import Flattened
 from braidrl.orchestrator.train.turns import Turn
 

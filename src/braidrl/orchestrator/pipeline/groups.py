@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import verifiers.v1 as vf
 
-from braidrl.orchestrator.envs import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
 from braidrl.orchestrator.train.samples import Flattened
 from braidrl.transport.types import TrainingSample
 

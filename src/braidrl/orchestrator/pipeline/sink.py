@@ -4,13 +4,19 @@ import logging
 from functools import partial
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.buffer import Batch, Buffer
-from braidrl.orchestrator.envs import Finished
-from braidrl.orchestrator.groups import Group, ReadyTrace
-from braidrl.orchestrator.ledger import Ended, Fate
-from braidrl.orchestrator.metrics import StepMetrics
-from braidrl.orchestrator.scoring import eligible, score_batch, score_episode, score_group, waiting_for_batch
-from braidrl.orchestrator.signal_watch import SignalWatch
+from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.pipeline.buffer import Batch, Buffer
+from braidrl.orchestrator.pipeline.groups import Group, ReadyTrace
+from braidrl.orchestrator.pipeline.metrics import StepMetrics
+from braidrl.orchestrator.pipeline.no_signal import SignalWatch
+from braidrl.orchestrator.pipeline.records import Ended, Fate
+from braidrl.orchestrator.pipeline.scoring import (
+    eligible,
+    score_batch,
+    score_episode,
+    score_group,
+    waiting_for_batch,
+)
 from braidrl.orchestrator.train.algo.routing import ineligibility
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 

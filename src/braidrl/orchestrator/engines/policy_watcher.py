@@ -5,7 +5,8 @@ import logging
 import time
 from collections.abc import Awaitable, Callable
 
-from braidrl.orchestrator.replicas import Replica, Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.engines.replica import Replica
 from braidrl.transport.weights import forget_weights_before
 from braidrl.utils.http import Backoff
 from braidrl.utils.run_folder import RunFolder

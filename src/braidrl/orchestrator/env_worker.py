@@ -1,4 +1,4 @@
-"""The process of an environment worker: `python -m braidrl.orchestrator.worker ADDRESS`.
+"""The process of an environment worker: `python -m braidrl.orchestrator.env_worker ADDRESS`.
 
 The first line of its standard input is the environment's config. The rest stays empty: when it ends, so has the
 orchestrator, and the worker ends too.

@@ -19,7 +19,7 @@ from verifiers.v1.configs.env import EnvConfig
 from verifiers.v1.serve import EnvClient, EpisodeAssembly, env_config_data
 from verifiers.v1.trace import Trace, WireTrace
 
-from braidrl.orchestrator.plays import OnTrace
+from braidrl.orchestrator.envs.episodes import OnTrace
 from braidrl.utils.log import tail
 
 logger = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ class Worker:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "braidrl.orchestrator.worker", address),
+                *(sys.executable, "-m", "braidrl.orchestrator.env_worker", address),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,

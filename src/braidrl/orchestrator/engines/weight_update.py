@@ -1,19 +1,20 @@
-"""How an inference server takes new weights: Braid's own in one call, stock vLLM in the calls that it has for it."""
+"""Weights of an inference server: updates of the embedded engine and of vLLM, vLLM's weight transfer from the memory of
+the trainer, sleep and wake-up."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION
-from braidrl.orchestrator.requests import version_of
-from braidrl.orchestrator.server import RefusedError, Server, UnavailableError
-from braidrl.orchestrator.weight_transfer import receive_weights
-from braidrl.transport.transfer import read_offer
+from braidrl.orchestrator.engines.client import RefusedError, Server, UnavailableError
+from braidrl.transport.transfer import Join, Joined, Offer, Send, read_offer
 from braidrl.transport.weights import base_of
 from braidrl.utils.adapter import is_adapter
+from braidrl.utils.http import bearer
 
 WeightUpdate = Callable[[Server, Path, int], Awaitable[Any]]
 """Gives a server the weights in a folder as a version, and returns the version that it then says to serve. It may be
@@ -121,3 +122,48 @@ async def _loader_of(server: Server) -> str:
             "docs/inference.md says"
         )
     return "reload_weights"
+
+
+async def receive_weights(server: Server, offer: Offer, version: int, *, fresh: bool) -> None:
+    """Let the workers of a paused server load an offered version in place.
+
+    `fresh`: whether the server has taken no weights since it started. Raises `UnavailableError` and `RefusedError`.
+    """
+    trainer = replace(server, url=offer.url, headers=bearer(offer.token))
+    _, answer = await server.get("/get_world_size")
+    workers = msgspec.json.decode(answer)["world_size"]
+    joined = await trainer.post("/join", Join(server.url, workers, fresh))
+    if (place := msgspec.json.decode(joined, type=Joined).place) is not None:
+        await server.post("/init_weight_transfer_engine", {"init_info": place})
+    await server.post("/start_weight_update")
+    try:
+        async with asyncio.TaskGroup() as both:  # they meet in the broadcasts
+            both.create_task(server.post("/update_weights", {"update_info": offer.update_info}))
+            both.create_task(trainer.post("/send", Send(server.url, version)))
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    await server.post("/finish_weight_update")
+
+
+async def put_to_sleep(server: Server) -> None:
+    """Free the memory of weights and caches; requests under way are kept, and computed anew later.
+
+    Level 1: the weights wait in the memory of the host. Raises `UnavailableError` and `RefusedError`.
+    """
+    try:
+        await server.post("/sleep?level=1&mode=keep")
+    except RefusedError as error:
+        raise RefusedError(
+            f"{error}; start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1 (braid inference does so with "
+            "share_device)"
+        ) from error
+
+
+async def wake_up(server: Server) -> None:
+    """Take the device again; nothing where it is awake. Raises `UnavailableError` and `RefusedError`."""
+    await server.post("/wake_up")
+
+
+def version_of(label: str) -> int:
+    """The policy version of weights that vLLM labels so; those that it started with are v0."""
+    return int(label) if label.isdecimal() else 0

@@ -18,11 +18,11 @@ import msgspec
 from aiohttp import web
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.call import Call, Route, error_response, json_response
-from braidrl.orchestrator.health import watch_health
-from braidrl.orchestrator.replicas import GENERATE, Replicas
-from braidrl.orchestrator.requests import GenerateRequest, Request, RequestError
-from braidrl.orchestrator.sessions import Session, Sessions, UnknownTraceError
+from braidrl.orchestrator.engines.health import watch_health
+from braidrl.orchestrator.engines.pool import GENERATE, Replicas
+from braidrl.orchestrator.gateway.call import Call, Route, error_response, json_response
+from braidrl.orchestrator.gateway.protocol import GenerateRequest, Request, RequestError
+from braidrl.orchestrator.gateway.sessions import Session, Sessions, UnknownTraceError
 from braidrl.utils.process import allow_open_files
 
 SESSION_HEADER = "X-Session-ID"

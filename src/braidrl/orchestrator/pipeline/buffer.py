@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from braidrl.configs.batches import BatchesConfig
-from braidrl.orchestrator.groups import Group, ReadyTrace
+from braidrl.orchestrator.pipeline.groups import Group, ReadyTrace
 from braidrl.transport.types import TrainingBatch
 
 ROUNDING = 1e-9

@@ -5,9 +5,10 @@ from typing import Any
 import msgspec
 
 from braidrl.configs.model import UNBENT, check_unbent
-from braidrl.orchestrator.candidates import take_heads
-from braidrl.orchestrator.sessions import Session, Spans
-from braidrl.orchestrator.train.heads import Head, num_candidates
+from braidrl.orchestrator.engines.weight_update import version_of
+from braidrl.orchestrator.gateway.candidates import take_heads
+from braidrl.orchestrator.gateway.sessions import Session, Spans
+from braidrl.orchestrator.train.topk import Head, num_candidates
 
 UNUSED = ("routed_experts_prompt_start",)
 """Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
@@ -132,11 +133,6 @@ class _Answer(msgspec.Struct):
             return self.weight_versions
         labelled = (span for choice in self.choices for span in choice.weight_versions or ())
         return [(version_of(span.version), span.end - span.start) for span in labelled]
-
-
-def version_of(label: str) -> int:
-    """The policy version of weights that vLLM labels so; those that it started with are v0."""
-    return int(label) if label.isdecimal() else 0
 
 
 def read_spans(body: bytes, version: int | None) -> Spans:

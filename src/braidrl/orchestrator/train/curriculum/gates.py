@@ -1,12 +1,13 @@
-"""A gate by the size of advantages."""
+"""Built-in admission gates: by the size of advantages, by mean reward."""
 
 from collections.abc import Sequence
 
 from verifiers.v1 import Episode
 
-from braidrl.configs.curriculum.gates import AdvRangeGateConfig
+from braidrl.configs.curriculum.gates import AdvRangeGateConfig, OnlineDifficultyGateConfig
 from braidrl.orchestrator.train.algo.routing import eligible_traces, trainable_nodes
 from braidrl.orchestrator.train.curriculum.base import AdmissionGate
+from braidrl.orchestrator.train.curriculum.rewards import between, mean_reward
 
 
 class AdvRangeGate(AdmissionGate[AdvRangeGateConfig]):
@@ -30,3 +31,14 @@ class AdvRangeGate(AdmissionGate[AdvRangeGateConfig]):
     def metrics(self) -> dict[str, float]:
         unjudged, self._unjudged = self._unjudged, 0
         return {"unjudged": float(unjudged)}
+
+
+class OnlineDifficultyGate(AdmissionGate[OnlineDifficultyGateConfig]):
+    """Admits a group when above < mean reward < below: a task that is neither solved nor hopeless.
+
+    The mean is over the traces that take part in training. It needs no advantages, so it works with every algorithm.
+    """
+
+    def admits(self, group: Sequence[Episode]) -> bool:
+        mean = mean_reward(group)
+        return mean is not None and between(mean, self.config.above, self.config.below)

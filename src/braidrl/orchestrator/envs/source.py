@@ -20,16 +20,16 @@ from verifiers.v1.utils.loaders import load_environment
 from braidrl.configs.environment import resolve_env
 from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.plays import LocalPlay, OnTrace, Play
-from braidrl.orchestrator.sessions import Spans, derive_seed
+from braidrl.orchestrator.envs.episodes import LocalPlay, OnTrace, Play
+from braidrl.orchestrator.envs.estimates import Yields
+from braidrl.orchestrator.envs.worker_pool import RemotePlay, Workers
+from braidrl.orchestrator.gateway.server import Gateway
+from braidrl.orchestrator.gateway.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
 from braidrl.orchestrator.train.curriculum import Curriculum
-from braidrl.orchestrator.train.heads import Heads
 from braidrl.orchestrator.train.samples import token_versions
+from braidrl.orchestrator.train.topk import Heads
 from braidrl.orchestrator.train.turns import Turn, TurnReader, pool_of
-from braidrl.orchestrator.workers import RemotePlay, Workers
-from braidrl.orchestrator.yields import Yields
 from braidrl.utils.renderer import fitting, note_choice, renderer_options
 from braidrl.utils.run_folder import RunFolder
 

@@ -8,12 +8,12 @@ from typing import Any
 
 from verifiers.v1.episode import GroupInfo
 
-from braidrl.orchestrator.backlog import Backlog
-from braidrl.orchestrator.buffer import Batch
-from braidrl.orchestrator.envs import TrainEnv
-from braidrl.orchestrator.groups import Group
-from braidrl.orchestrator.ledger import Fate
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.envs.source import TrainEnv
+from braidrl.orchestrator.pipeline.backlog import Backlog
+from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.groups import Group
+from braidrl.orchestrator.pipeline.records import Fate
+from braidrl.orchestrator.pipeline.sink import Sink
 
 
 class Dispatcher:

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from braidrl.orchestrator.train.heads import Head, call_key, num_candidates, recover_head
+from braidrl.orchestrator.train.topk import Head, call_key, num_candidates, recover_head
 
 PACKED = {"X-Braid-Logprobs": "packed"}
 """Header that asks for arrays; a server that does not know it spells them out."""

@@ -1,20 +1,26 @@
-"""The inference servers of one model, as the gateway and the policy watcher see them."""
+"""Inference servers of one model, as the gateway and the policy watcher see them, and the connections to all models."""
 
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import aiohttp
 import msgspec
 
-from braidrl.orchestrator.admission import Admission
-from braidrl.orchestrator.server import RefusedError, Server, UnavailableError
-from braidrl.orchestrator.sleep import put_to_sleep, wake_up
-from braidrl.orchestrator.weight_updates import WeightUpdate, update_embedded, weight_update_of
-from braidrl.utils.http import Backoff, describe
+from braidrl.configs.orchestrator import OrchestratorConfig
+from braidrl.orchestrator.engines.admission import Admission
+from braidrl.orchestrator.engines.client import RefusedError, Server, UnavailableError
+from braidrl.orchestrator.engines.replica import Replica, State
+from braidrl.orchestrator.engines.weight_update import (
+    put_to_sleep,
+    wake_up,
+    weight_update_of,
+)
+from braidrl.utils.http import Backoff, bearer, describe, read_api_key
 
 logger = logging.getLogger(__name__)
 
@@ -23,45 +29,9 @@ GENERATE = "/inference/v1/generate"
 PROBE_TIMEOUT = 10.0
 """Longest wait for the answer to one health check, in seconds."""
 
-State = Literal["open", "updating", "asleep", "down"]
-
 
 class ReplicaError(RuntimeError):
     """A replica did not do what the run depends on."""
-
-
-@dataclass(eq=False)
-class Replica:
-    """One inference server."""
-
-    url: str
-    """Address without a trailing `/v1`."""
-    state: State = "down"
-    """`open`: takes requests. `updating`: its weights change. `asleep`: the trainer has its device. `down`: it died,
-    hangs, or restarts with unknown weights."""
-    version: int | None = None
-    """Policy version that it acknowledged; None for a frozen model."""
-    load: int = 0
-    """Requests that it works on."""
-    sessions: int = 0
-    """Sessions whose prefix it caches."""
-    calls: set[asyncio.Timeout] = field(default_factory=set)
-    """The deadlines of those requests."""
-    reason: str = "has not answered yet"
-    """Why it takes no requests."""
-    suspected: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a connection to it broke, so that it is asked whether it is well."""
-    sleeps: bool = False
-    """Whether it must be woken before it takes weights."""
-    take_weights: WeightUpdate = update_embedded
-    """How it is given new weights."""
-
-    def abandon(self) -> None:
-        """End the wait for everything that it works on, so that others do it."""
-        now = asyncio.get_running_loop().time()
-        for deadline in self.calls:
-            if not deadline.expired():
-                deadline.reschedule(now)
 
 
 @dataclass(eq=False)
@@ -260,3 +230,39 @@ class Replicas:
 
 def _bare(url: str) -> str:
     return url.rstrip("/").removesuffix("/v1")
+
+
+async def connect(config: OrchestratorConfig, version: int, stack: AsyncExitStack) -> dict[str, Replicas]:
+    """The replicas of the policy and of every frozen model that a source samples from, by model name."""
+    headers = bearer(policy_key(config))
+    client = config.client
+    most = config.gateway.max_inflight_per_replica
+    policy = Replicas(
+        client.base_url, live=True, headers=headers, address_file=client.address_file, max_inflight=most
+    )
+    pools = {config.model.path: policy}
+    for source in config.train.source:
+        frozen = source.algo.sampling.source
+        if frozen == "policy":
+            continue
+        if frozen.name == config.model.path:
+            raise ValueError(
+                f"the frozen model of source {source.name!r} has the policy's name, {frozen.name!r}; serve "
+                f"it under another"
+            )
+        if frozen.name in pools and pools[frozen.name].urls != frozen.base_url:
+            raise ValueError(
+                f"the frozen model of source {source.name!r}, {frozen.name!r}, stands at {frozen.base_url} here and at "
+                f"{pools[frozen.name].urls} elsewhere; serve them under different names"
+            )
+        headers = bearer(read_api_key(frozen.api_key_var, f"the frozen model of source {source.name!r}"))
+        pools[frozen.name] = Replicas(frozen.base_url, live=False, headers=headers, max_inflight=most)
+    for pool in pools.values():
+        stack.push_async_callback(pool.close)
+        await pool.connect(config.client.startup_timeout, version)
+    return pools
+
+
+def policy_key(config: OrchestratorConfig) -> str | None:
+    """The API key of the policy's servers, and of the gateway; None: no key."""
+    return read_api_key(config.client.api_key_var, "orchestrator.client")

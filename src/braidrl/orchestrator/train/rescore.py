@@ -108,7 +108,8 @@ def read_groups(path: Path) -> list[RecordedGroup]:
     """Every recorded group, in the order of the record; signals of the run are taken off.
 
     Args:
-        path: a run folder, or a JSONL file of `braidrl.orchestrator.records`. Episodes without a group form one each.
+        path: a run folder, or a JSONL file of `braidrl.orchestrator.pipeline.records`. Episodes without a group
+            form one each.
 
     Raises:
         ValueError: nothing is recorded there, or a line that is no episode.

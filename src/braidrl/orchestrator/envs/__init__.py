@@ -1,0 +1,3 @@
+from braidrl.orchestrator.envs.source import EvalEnv, TrainEnv
+
+__all__ = ["EvalEnv", "TrainEnv"]
