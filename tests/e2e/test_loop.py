@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import braidrl
 from braidrl.configs.core.errors import ConfigError
-from braidrl.entrypoints.supervisor import ProcessFailed
+from braidrl.launch.supervisor import ProcessFailed
 
 STEPS = 3
 

@@ -19,8 +19,8 @@ from braidrl.configs.plugins import ALGORITHM, GATE, LOSS, SAMPLER
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig
 from braidrl.entrypoints import rl
-from braidrl.entrypoints.rl import resolve
 from braidrl.entrypoints.schema import config_class
+from braidrl.launch.run import resolve
 from braidrl.orchestrator.train.algo import make_algorithm
 from tests.support.documents import BLOCKS, DOCUMENTS, READERS, REPOSITORY, Block, blocks_of, name_of
 from tests.support.episodes import episode, trace

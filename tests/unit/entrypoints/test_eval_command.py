@@ -15,8 +15,8 @@ from braidrl.configs.core.load import load_config, to_toml
 from braidrl.configs.eval import EvalConfig
 from braidrl.configs.eval_command import EvalCommandConfig
 from braidrl.configs.model import RendererConfig
-from braidrl.entrypoints.eval import open_output
-from braidrl.entrypoints.eval_target import orchestrator_config, resolve
+from braidrl.entrypoints.eval.command import open_output
+from braidrl.entrypoints.eval.target import orchestrator_config, resolve
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.record import outcome
 from braidrl.orchestrator.engines.pool import ReplicaError

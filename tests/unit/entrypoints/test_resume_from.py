@@ -7,8 +7,8 @@ import pytest
 
 from braidrl.cli import main
 from braidrl.configs.core.errors import ConfigError
-from braidrl.entrypoints.options import Options, parse_options
-from braidrl.entrypoints.resume import open_run_folder
+from braidrl.launch.options import Options, parse_options
+from braidrl.launch.resume import open_run_folder
 from braidrl.monitors.metrics import MetricsWriter, read_metrics
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from braidrl.entrypoints import supervisor as module
-from braidrl.entrypoints.launchers.contract import End, Place, Process
-from braidrl.entrypoints.launchers.local import LocalLauncher
-from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.launch import supervisor as module
+from braidrl.launch.contract import End, Place, Process
+from braidrl.launch.local import LocalLauncher
+from braidrl.launch.supervisor import ProcessFailed, Supervisor
 from braidrl.utils.log import tail
 from braidrl.utils.process import available_cores, environment
 from tests.support.fake_launcher import FakeLauncher

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from braidrl.configs.core.errors import ConfigError
-from braidrl.entrypoints.options import parse_options
+from braidrl.launch.options import parse_options
 from braidrl.monitors.live import LiveState, write_live
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.report.console import Nothing, open_view

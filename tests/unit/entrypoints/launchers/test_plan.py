@@ -7,9 +7,9 @@ import pytest
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.core.inherit import inherit
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.launchers import plan as module
-from braidrl.entrypoints.launchers.contract import Slot
-from braidrl.entrypoints.launchers.plan import Machines, machines_of, plan, visible_devices
+from braidrl.launch import plan as module
+from braidrl.launch.contract import Slot
+from braidrl.launch.plan import Machines, machines_of, plan, visible_devices
 
 BASE = {
     "model": {"path": "model"},

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from braidrl.configs.core.errors import ConfigError
-from braidrl.entrypoints.launchers import open_launcher
-from braidrl.entrypoints.launchers.plan import machines_of, plan
+from braidrl.launch.plan import machines_of, plan
+from braidrl.launch.run import open_launcher
 from tests.unit.entrypoints.launchers.test_plan import config_of, run_of
 
-MODULE = "braidrl.entrypoints.launchers.ray"
+MODULE = "braidrl.launch.ray"
 
 
 def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

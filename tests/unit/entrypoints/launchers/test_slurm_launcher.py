@@ -12,8 +12,8 @@ import pytest
 from braidrl.cli import main
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.launchers.contract import Place, Process, Slot
-from braidrl.entrypoints.launchers.slurm import SlurmLauncher, script
+from braidrl.launch.contract import Place, Process, Slot
+from braidrl.launch.slurm import SlurmLauncher, script
 from tests.support.paths import REPOSITORY
 from tests.unit.entrypoints.launchers.test_plan import config_of
 

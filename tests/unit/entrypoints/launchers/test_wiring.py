@@ -10,11 +10,11 @@ from braidrl.configs.core.load import load_config
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.trainer.config import TrainerConfig
-from braidrl.entrypoints import rl
-from braidrl.entrypoints.launchers.contract import Place, Process, Slot
-from braidrl.entrypoints.launchers.local import LocalLauncher
-from braidrl.entrypoints.launchers.plan import Machines, plan
-from braidrl.entrypoints.launchers.wiring import API_KEY, PlacementError, Wiring, place_all
+from braidrl.launch.contract import Place, Process, Slot
+from braidrl.launch.local import LocalLauncher
+from braidrl.launch.plan import Machines, plan
+from braidrl.launch.run import resolve, resolved_toml
+from braidrl.launch.wiring import API_KEY, PlacementError, Wiring, place_all
 from braidrl.utils.run_folder import RunFolder
 from tests.support.fake_launcher import FakeLauncher
 from tests.unit.entrypoints.launchers.test_plan import ONE, config_of
@@ -125,7 +125,7 @@ def test_servers_of_several_machines_listen_to_others_and_ask_for_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY, "")
-    config = rl.resolve(config_of(launcher="ray"))
+    config = resolve(config_of(launcher="ray"))
     assert (config.inference.host, config.inference.api_key_var) == ("0.0.0.0", API_KEY)
     assert config.orchestrator.client.api_key_var == API_KEY
     inference = {"replicas": 2, "host": "0.0.0.0", "api_key_var": API_KEY}
@@ -135,9 +135,9 @@ def test_servers_of_several_machines_listen_to_others_and_ask_for_a_key(
 
 
 def test_the_saved_config_chooses_addresses_anew(tmp_path: Path) -> None:
-    saved = tomllib.loads(rl.resolved_toml(rl.resolve(config_of())))
+    saved = tomllib.loads(resolved_toml(resolve(config_of())))
     assert "port" not in saved["inference"] and "base_url" not in saved["orchestrator"]["client"]
     again = RLConfig.model_validate(saved)
-    assert rl.resolved_toml(rl.resolve(again)) == rl.resolved_toml(again)
-    fixed = tomllib.loads(rl.resolved_toml(rl.resolve(config_of(inference={"port": 9000}))))
+    assert resolved_toml(resolve(again)) == resolved_toml(again)
+    fixed = tomllib.loads(resolved_toml(resolve(config_of(inference={"port": 9000}))))
     assert fixed["inference"]["port"] == 9000

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.core.load import load_config, to_toml
 from braidrl.configs.eval_command import SHARED_COPIES, EvalCommandConfig
-from braidrl.entrypoints.eval_target import Target, orchestrator_config, resolve
-from braidrl.entrypoints.launchers.contract import Process
-from braidrl.entrypoints.launchers.local import LocalLauncher
-from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
-from braidrl.entrypoints.options import Options, parse_options
-from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.entrypoints.eval.target import Target, orchestrator_config, resolve
+from braidrl.launch.contract import Process
+from braidrl.launch.local import LocalLauncher
+from braidrl.launch.options import Options, parse_options
+from braidrl.launch.supervisor import ProcessFailed, Supervisor
+from braidrl.launch.wiring import POLL_SECONDS
 from braidrl.monitors.record import recorded
 from braidrl.utils.process import available_cores, environment
 from braidrl.utils.run_folder import RunFolder

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
+from braidrl.launch.contract import End, Place, Process, Slot
 from braidrl.utils.process import free_port
 
 PR_SET_PDEATHSIG = 1

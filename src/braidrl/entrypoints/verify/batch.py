@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.verify_recorded import check_fits, read_batch
+from braidrl.entrypoints.verify.recorded import check_fits, read_batch
 from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine

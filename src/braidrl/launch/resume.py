@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from braidrl.configs.core.errors import ConfigError
-from braidrl.entrypoints.options import Options
+from braidrl.launch.options import Options
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.publish import publish_folder
 from braidrl.utils.run_folder import RunFolder

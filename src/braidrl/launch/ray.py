@@ -17,8 +17,8 @@ from typing import Any
 
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
-from braidrl.entrypoints.launchers.local import LocalLauncher
+from braidrl.launch.contract import End, Place, Process, Slot
+from braidrl.launch.local import LocalLauncher
 from braidrl.utils.process import handler_kept
 
 try:

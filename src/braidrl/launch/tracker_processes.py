@@ -14,10 +14,13 @@ from pathlib import Path
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.core.load import to_toml
 from braidrl.configs.trackers import TrackConfig, TrackerConfig, labels
-from braidrl.entrypoints.track import LAUNCHED, TOO_LATE
 from braidrl.utils.log import tail
 from braidrl.utils.run_folder import RunFolder
 
+LAUNCHED = "--launched"
+"""Flag of the launcher: standard input says how the run ended, and that label is the tracker's."""
+TOO_LATE = 75
+"""Exit code of a tracker that had to be cut off at the end."""
 GRACE_SECONDS = 1.0
 """How much later than a tracker should have ended it is killed."""
 

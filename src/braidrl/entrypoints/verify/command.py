@@ -13,7 +13,7 @@ from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.report.table import print_table
 
 if TYPE_CHECKING:
-    from braidrl.entrypoints.verify_batch import Material
+    from braidrl.entrypoints.verify.batch import Material
     from braidrl.trainer.parallel import Parallel
     from braidrl.trainer.verify.checks import Check
     from braidrl.trainer.verify.probe import Gradient, Probe
@@ -91,7 +91,7 @@ def verify(
 
     Raises `ConfigError`.
     """
-    from braidrl.entrypoints.verify_batch import DRIFT, material
+    from braidrl.entrypoints.verify.batch import DRIFT, material
     from braidrl.trainer.verify.checks import rank_check, share
 
     drift = DRIFT if path is None else 0.0

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.launchers.contract import Launcher, Place, Process, Slot
+from braidrl.launch.contract import Launcher, Place, Process, Slot
 from braidrl.utils.process import environment
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.launchers.contract import Slot
+from braidrl.launch.contract import Slot
 from braidrl.utils.process import available_cores
 
 

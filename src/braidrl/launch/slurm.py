@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints.launchers.contract import Place, Process, Slot
-from braidrl.entrypoints.launchers.local import LocalLauncher
-from braidrl.entrypoints.launchers.plan import machines_of, plan
-from braidrl.entrypoints.options import Options
-from braidrl.entrypoints.resume import open_run_folder
+from braidrl.launch.contract import Place, Process, Slot
+from braidrl.launch.local import LocalLauncher
+from braidrl.launch.options import Options
+from braidrl.launch.plan import machines_of, plan
+from braidrl.launch.resume import open_run_folder
 from braidrl.utils.run_folder import RunFolder
 
 FIRST_PORT = 10_000

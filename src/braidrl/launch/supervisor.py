@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from braidrl.entrypoints.launchers.contract import End, Launcher, Process
+from braidrl.launch.contract import End, Launcher, Process
 from braidrl.utils.log import tail
 
 WINDOW = 600.0
