@@ -19,9 +19,9 @@ from braidrl.orchestrator.train.curriculum.rewards import rewards_of
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.support.groups import group_of
 from tests.support.stub_episodes import make_episode, make_failure, observe
-from tests.unit.orchestrator.test_dispatcher import end_all, make_env, open_dispatcher
-from tests.unit.orchestrator.test_sink import add, fill, make_config, open_group
-from tests.unit.orchestrator.test_sink import make_env as make_sink_env
+from tests.unit.orchestrator.pipeline.test_dispatcher import end_all, make_env, open_dispatcher
+from tests.unit.orchestrator.pipeline.test_sink import add, fill, make_config, open_group
+from tests.unit.orchestrator.pipeline.test_sink import make_env as make_sink_env
 
 RANGE = {"low_signal": {"type": "advantage_range", "reject_min": -0.05, "reject_max": 0.05}}
 """The document's."""

@@ -15,9 +15,15 @@ from braidrl.orchestrator.envs.source import Finished
 from braidrl.orchestrator.pipeline.buffer import Batch
 from braidrl.orchestrator.pipeline.sink import Sink
 from tests.support.stub_episodes import join, make_episode, make_failure
-from tests.unit.orchestrator.test_dispatcher import ManualEnv, end_all, make_env, open_dispatcher, settle
-from tests.unit.orchestrator.test_sink import add, make_config
-from tests.unit.orchestrator.test_sink import make_env as sink_env
+from tests.unit.orchestrator.pipeline.test_dispatcher import (
+    ManualEnv,
+    end_all,
+    make_env,
+    open_dispatcher,
+    settle,
+)
+from tests.unit.orchestrator.pipeline.test_sink import add, make_config
+from tests.unit.orchestrator.pipeline.test_sink import make_env as sink_env
 
 Shape = Callable[[vf.Task, str, int], Finished]
 """Makes the episode of a task and a name, sampled by a policy version."""

@@ -21,7 +21,13 @@ from braidrl.orchestrator.pipeline.records import group_records
 from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
-from tests.unit.orchestrator.test_dispatcher import ManualEnv, end_all, make_env, open_dispatcher, settle
+from tests.unit.orchestrator.pipeline.test_dispatcher import (
+    ManualEnv,
+    end_all,
+    make_env,
+    open_dispatcher,
+    settle,
+)
 
 
 class Local(Algorithm[BaseAlgorithmConfig]):

@@ -31,8 +31,8 @@ from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import create_tiny_model
 from tests.support.stub_engine import StubEngine
 from tests.support.trainer_batches import make_batch
-from tests.unit.orchestrator.test_policy import open_watcher
-from tests.unit.trainer.test_lora import ALONE, load, logprobs, make_adapter
+from tests.unit.orchestrator.engines.test_policy_watcher import open_watcher
+from tests.unit.trainer.model.test_lora import ALONE, load, logprobs, make_adapter
 
 PROMPT = list(range(40))
 IDS = torch.arange(60, 80)[None]

@@ -17,7 +17,7 @@ from braidrl.launch.run import resolve, resolved_toml
 from braidrl.launch.wiring import API_KEY, PlacementError, Wiring, place_all
 from braidrl.utils.run_folder import RunFolder
 from tests.support.fake_launcher import FakeLauncher
-from tests.unit.entrypoints.launchers.test_plan import ONE, config_of
+from tests.unit.launch.test_plan import ONE, config_of
 
 
 class Nodes(FakeLauncher):

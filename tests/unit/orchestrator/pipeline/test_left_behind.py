@@ -4,7 +4,7 @@ import asyncio
 
 from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
 from braidrl.orchestrator.pipeline.groups import Group
-from tests.unit.orchestrator.test_dispatcher import (
+from tests.unit.orchestrator.pipeline.test_dispatcher import (
     ManualEnv,
     Policy,
     end_all,

@@ -11,7 +11,7 @@ from braidrl.monitors.metrics import read_metrics
 from braidrl.orchestrator.pipeline.backlog import Backlog
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_trainer import run_stub
-from tests.unit.orchestrator.test_dispatcher import make_env
+from tests.unit.orchestrator.pipeline.test_dispatcher import make_env
 
 
 def records(folder: Path, *steps: int) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from braidrl.configs.rl import RLConfig
 from braidrl.launch.contract import Place, Process, Slot
 from braidrl.launch.slurm import SlurmLauncher, script
 from tests.support.paths import REPOSITORY
-from tests.unit.entrypoints.launchers.test_plan import config_of
+from tests.unit.launch.test_plan import config_of
 
 RECIPE = REPOSITORY / "examples" / "grpo" / "rl.toml"
 

@@ -17,7 +17,7 @@ from braidrl.orchestrator.train.algo.advantage import group_advantages
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces
 from braidrl.testing import check_algorithm
 from tests.support.stub_episodes import join, make_episode
-from tests.unit.orchestrator.test_sink import add, credits, fill, make_config, make_env, open_group
+from tests.unit.orchestrator.pipeline.test_sink import add, credits, fill, make_config, make_env, open_group
 
 
 class CentredConfig(BaseAlgorithmConfig):

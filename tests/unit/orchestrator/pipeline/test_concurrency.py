@@ -10,7 +10,7 @@ from braidrl.orchestrator.engines.health import engine_queue, gauge
 from braidrl.orchestrator.engines.pool import Replicas
 from braidrl.orchestrator.pipeline.concurrency import WINDOW, AdaptiveConcurrency, adapt
 from tests.support.server_helpers import DEADLINE, address_of, generate, post, running
-from tests.unit.orchestrator.test_dispatcher import end_all, make_env, open_dispatcher, settle
+from tests.unit.orchestrator.pipeline.test_dispatcher import end_all, make_env, open_dispatcher, settle
 
 
 class Engine:

@@ -10,7 +10,7 @@ import pytest
 from braidrl.configs.core.errors import ConfigError
 from braidrl.launch.plan import machines_of, plan
 from braidrl.launch.run import open_launcher
-from tests.unit.entrypoints.launchers.test_plan import config_of, run_of
+from tests.unit.launch.test_plan import config_of, run_of
 
 MODULE = "braidrl.launch.ray"
 
