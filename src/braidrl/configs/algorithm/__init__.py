@@ -1,8 +1,7 @@
-"""Configs of the algorithms: which model samples, and how a finished episode becomes a per-token signal.
+"""Configs of the algorithms: the model that samples, and the rule from a finished episode to a per-token signal.
 
-Picking a `type` with no other key is the algorithm; every further key is the user's own assembly.
-
-Imports `configs.core` and `configs.model`. Start with `base.py`.
+Imports `configs.core` and `configs.model`. A `type` with no other key is the algorithm as published.
+Start with `base.py`.
 """
 
 from typing import Annotated

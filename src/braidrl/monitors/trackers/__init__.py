@@ -1,4 +1,8 @@
-"""Experiment trackers: a reader of its own follows the metrics of a run and tells a tracker."""
+"""Experiment trackers: a process of its own follows the metrics of a run and sends them to a tracker.
+
+Imports `monitors`, `utils` and `configs`. One module a tracker, each behind the contract in `contract.py`.
+Start with `send.py`.
+"""
 
 import pkgutil
 from importlib import import_module

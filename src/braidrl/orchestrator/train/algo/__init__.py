@@ -1,5 +1,8 @@
-"""Algorithms: one module each. An algorithm annotates finished episodes; everything downstream is blind to
-its name."""
+"""Algorithms, one module each. An algorithm annotates finished episodes; later stages do not depend on its name.
+
+Imports `orchestrator.train.samples`, `utils` and `configs`.
+Start with `base.py` and `routing.py`, then `grpo.py`.
+"""
 
 from typing import Any
 

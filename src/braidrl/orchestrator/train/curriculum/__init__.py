@@ -1,5 +1,8 @@
-"""Curricula: which task comes next, what is learned from what became of it, and what may train. One module a sampler
-or gate."""
+"""Curricula: the choice of the next task, and the admission of finished groups.
+
+Imports `orchestrator.train.algo` and `configs`.
+Start with `base.py`, then `curriculum.py`.
+"""
 
 from braidrl.orchestrator.train.curriculum.base import AdmissionGate, Tasks, TaskSampler
 from braidrl.orchestrator.train.curriculum.curriculum import (
