@@ -20,10 +20,10 @@ from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.inference.server import serve
-from braidrl.orchestrator import gateway as gateway_module
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
-from braidrl.orchestrator.train.heads import num_candidates
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.gateway import server as gateway_module
+from braidrl.orchestrator.gateway.server import Gateway
+from braidrl.orchestrator.train.topk import num_candidates
 
 
 def main() -> None:

@@ -34,9 +34,9 @@ import msgspec
 import numpy as np
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import SESSION_HEADER, Gateway
-from braidrl.orchestrator.replicas import GENERATE, Replicas
-from braidrl.utils.garbage import spare_what_is_there
+from braidrl.orchestrator.engines.pool import GENERATE, Replicas
+from braidrl.orchestrator.gateway.server import SESSION_HEADER, Gateway
+from braidrl.utils.process import spare_what_is_there
 
 MODEL = "policy"
 PROMPT, ANSWER = list(range(512)), list(range(64))

@@ -18,7 +18,7 @@ import time
 import torch
 from torch import Tensor
 
-from braidrl.trainer.forward import Head, head_logprobs
+from braidrl.trainer.model.forward import Head, head_logprobs
 
 CONTESTANTS = ("plain log-probs", "log-probs", "with entropy", "with entropy and candidates")
 

@@ -30,7 +30,7 @@ from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator.orchestrator import orchestrate
 from braidrl.report.table import print_table
 from braidrl.transport.rollouts import BatchReader
-from braidrl.utils.ports import free_port
+from braidrl.utils.process import free_port
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import create_tiny_model
 

@@ -180,9 +180,9 @@ def step(model: str, tokens: int, dtype: str, recompute: bool = False) -> None:
     import numpy as np
     import torch
 
-    from braidrl.configs.trainer import TrainerConfig
+    from braidrl.configs.trainer.config import TrainerConfig
     from braidrl.trainer.parallel import Parallel
-    from braidrl.trainer.step import Learner
+    from braidrl.trainer.rl.step import Learner
     from braidrl.transport.types import TrainingSample
 
     torch.set_num_threads(1)

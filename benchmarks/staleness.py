@@ -22,15 +22,15 @@ from renderers import Renderer
 
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.inference.engines.request import Request
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine
-from braidrl.orchestrator.train.heads import num_candidates, recover_head
+from braidrl.orchestrator.train.topk import num_candidates, recover_head
 from braidrl.report.table import print_table
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import Loss, LossInputs, LossOutputs
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.renderer import load_renderer
 from braidrl.utils.run_folder import RunFolder

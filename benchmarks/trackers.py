@@ -28,7 +28,7 @@ from braidrl.configs.trackers import (
     TrackerConfig,
     WandbTrackerConfig,
 )
-from braidrl.entrypoints.tracking import tracking
+from braidrl.launch.tracker_processes import tracking
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.run_folder import RunFolder
 

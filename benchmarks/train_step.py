@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import to_device, token_logprobs
-from braidrl.trainer.model import load_model
+from braidrl.trainer.model.forward import to_device, token_logprobs
+from braidrl.trainer.model.loading import load_model
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingBatch, TrainingSample, decode_batch, encode

@@ -18,11 +18,11 @@ from train_step import make_batch
 
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.report.table import print_table
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 

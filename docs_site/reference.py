@@ -12,9 +12,9 @@ from mkdocs.structure.files import File, Files
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from braidrl.configs.core.faults import models_in
+from braidrl.configs.core.reference import described, type_name
 from braidrl.configs.eval_command import SHARED_COPIES as COPIES_OF_EVAL
-from braidrl.configs.faults import models_in
-from braidrl.configs.reference import described, type_name
 from braidrl.configs.rl import SHARED_COPIES as COPIES_OF_RL
 from braidrl.entrypoints.commands import COMMANDS
 from braidrl.entrypoints.schema import CONFIGS, config_class

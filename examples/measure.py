@@ -12,13 +12,13 @@ from renderers import Message, Renderer
 from verifiers.v1 import Trace
 
 from braidrl.configs.model import RendererConfig
-from braidrl.orchestrator.server import Server
+from braidrl.orchestrator.engines.client import Server
+from braidrl.orchestrator.engines.weight_update import update_embedded
 from braidrl.orchestrator.train.algo.echo import content_mask
 from braidrl.orchestrator.train.algo.reference import Reference
-from braidrl.orchestrator.train.replay import read_groups
-from braidrl.orchestrator.weight_updates import update_embedded
+from braidrl.orchestrator.train.rescore import read_groups
+from braidrl.utils.http import Backoff
 from braidrl.utils.renderer import load_renderer
-from braidrl.utils.retry import Backoff
 from kuhn_poker import INFORMATION_SETS, conversation
 from kuhn_poker import exploitability as exploitability_of
 from kuhn_poker.game import BET, PASS

@@ -1,7 +1,7 @@
-"""Braid: every environment keeps its own algorithm, every algorithm speaks one per-token language, one trainer
-executes it.
+"""Post-training of language models with reinforcement learning: one algorithm per environment, one trainer.
 
-From Python: `run`, `environment`, `Loop` (docs/python.md), which are loaded when they are asked for.
+Exports the Python API `run`, `environment` and `Loop` (docs/python.md), imported on first use.
+Start with `cli.py` for commands, `api/` for Python and docs/architecture.md for the layers.
 """
 
 from importlib import import_module

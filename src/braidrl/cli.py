@@ -1,10 +1,9 @@
 """`braid`: the commands. Nothing heavy is imported before a command is known."""
 
-import importlib
 import sys
 
 from braidrl import __version__
-from braidrl.entrypoints.commands import COMMANDS
+from braidrl.entrypoints.commands import COMMANDS, function_of
 
 USAGE = """\
 usage: braid COMMAND [@ FILE ...] [--dotted.key VALUE ...]
@@ -35,12 +34,11 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     if args[0] not in COMMANDS:
         return unknown_command(args[0])
-    from braidrl.configs.errors import ConfigError, ConfigErrors
-    from braidrl.utils.termination import EXIT_CODE, Terminated
+    from braidrl.configs.core.errors import ConfigError, ConfigErrors
+    from braidrl.utils.process import EXIT_CODE, Terminated
 
     try:
-        module = importlib.import_module(f"braidrl.entrypoints.{args[0].replace('-', '_')}")
-        return module.main(args[1:])
+        return function_of(args[0])(args[1:])
     except (ConfigError, ConfigErrors) as error:
         for line in str(error).splitlines():
             print(f"braid {args[0]}: error: {line}", file=sys.stderr)

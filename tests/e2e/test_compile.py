@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel, data_parallel
-from braidrl.trainer.parts import PartsReader
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.shards import PartsReader
+from braidrl.trainer.state.checkpoint import save_checkpoint
 from tests.support.ranks import run_ranks
 from tests.support.trainer_batches import make_batch, trainer_config
 
@@ -80,8 +80,12 @@ def test_compiled_layers_of_two_processes_learn_the_same(tiny_model_dir, expecte
 
 
 def test_without_a_compiler_nothing_starts(tmp_path: Path) -> None:
-    program = (
-        "import torch; from braidrl.trainer.layers import check_compiler; check_compiler(torch.device('cpu'))"
+    program = "\n".join(
+        [
+            "import torch",
+            "from braidrl.trainer.model.layers import check_compiler",
+            "check_compiler(torch.device('cpu'))",
+        ]
     )
     environment = {**os.environ, "CXX": "no-such-compiler", "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
     run = subprocess.run(

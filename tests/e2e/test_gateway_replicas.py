@@ -13,10 +13,11 @@ import aiohttp
 import pytest
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import SESSION_HEADER, Gateway
-from braidrl.orchestrator.policy import PolicyWatcher
-from braidrl.orchestrator.replicas import GENERATE, Replica, Replicas
-from braidrl.orchestrator.sessions import derive_seed
+from braidrl.orchestrator.engines.policy_watcher import PolicyWatcher
+from braidrl.orchestrator.engines.pool import GENERATE, Replicas
+from braidrl.orchestrator.engines.replica import Replica
+from braidrl.orchestrator.gateway.server import SESSION_HEADER, Gateway
+from braidrl.orchestrator.gateway.sessions import derive_seed
 from braidrl.utils.run_folder import RunFolder
 
 pytestmark = pytest.mark.slow

@@ -12,8 +12,8 @@ import pytest
 from safetensors.numpy import load_file
 
 import braidrl
-from braidrl.configs.errors import ConfigError
-from braidrl.entrypoints.supervisor import ProcessFailed
+from braidrl.configs.core.errors import ConfigError
+from braidrl.launch.supervisor import ProcessFailed
 
 STEPS = 3
 

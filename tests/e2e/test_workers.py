@@ -11,11 +11,12 @@ import pytest
 
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.monitors.metrics import read_metrics
-from braidrl.orchestrator import sessions, workers
-from braidrl.orchestrator.envs import Finished, TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
-from braidrl.orchestrator.workers import WorkerError
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.envs import worker_pool as workers
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.worker_pool import WorkerError
+from braidrl.orchestrator.gateway import sessions
+from braidrl.orchestrator.gateway.server import Gateway
 from tests.support.stub_engine import StubEngine
 from tests.support.stub_trainer import orchestrator_config, run_stub
 

@@ -8,7 +8,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM
 
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
 from tests.engines.servers import serving, settings, wait_ready
 from tests.engines.test_vllm_runs import (
     BFLOAT16,

@@ -13,12 +13,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from braidrl.orchestrator.engine_queue import engine_queue, gauge
-from braidrl.orchestrator.replicas import GENERATE, ReplicaError, Replicas
-from braidrl.orchestrator.requests import GenerateRequest, read_spans
+from braidrl.orchestrator.engines.health import engine_queue, gauge
+from braidrl.orchestrator.engines.pool import GENERATE, ReplicaError, Replicas
+from braidrl.orchestrator.gateway.protocol import GenerateRequest, read_spans
 from braidrl.orchestrator.train.algo.reference import Reference
-from braidrl.orchestrator.train.heads import call_key
-from braidrl.utils.api_key import bearer
+from braidrl.orchestrator.train.topk import call_key
+from braidrl.utils.http import bearer
 from braidrl.utils.tiny_model import create_tiny_model
 from tests.engines.servers import serving, settings, wait_ready
 from tests.support.runs import Launch

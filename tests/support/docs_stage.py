@@ -6,11 +6,11 @@ from pathlib import Path
 
 import torch
 
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.eval import EvalConfig
-from braidrl.configs.load import to_toml
-from braidrl.trainer.checkpoint import save_checkpoint
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.state.checkpoint import save_checkpoint
 from braidrl.utils.run_folder import RunFolder
 from tests.support.documents import REPOSITORY, blocks_of
 from tests.support.report_runs import record_run

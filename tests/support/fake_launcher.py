@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from braidrl.entrypoints.launchers.contract import End, Place, Process, Slot
+from braidrl.launch.contract import End, Place, Process, Slot
 
 
 @dataclass

@@ -8,8 +8,8 @@ from typing import Any
 import aiohttp
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.gateway.server import Gateway
 from tests.support.stub_engine import StubEngine
 
 PROMPT = [64, 65, 66]

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from braidrl.configs.schema import file_schema
+from braidrl.configs.core.schema import file_schema
 
 
 class KeyPaths:

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
-PRELOADED = ["braidrl.trainer.step", "braidrl.transport.weights", "pytest"]
+PRELOADED = ["braidrl.trainer.rl.step", "braidrl.transport.weights", "pytest"]
 
 
 def run_ranks(count: int, work: Callable[..., None], *args: Any, timeout: float = 120.0) -> None:

@@ -10,15 +10,14 @@ import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
 
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.orchestrator.envs import Finished, TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.groups import Group
-from braidrl.orchestrator.ledger import Ledger
-from braidrl.orchestrator.records import append_records, episode_record, group_records
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
+from braidrl.orchestrator.pipeline.groups import Group
+from braidrl.orchestrator.pipeline.records import Ledger, append_records, episode_record, group_records
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
-from braidrl.trainer.tokens import TokenRecorder
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.rl.token_records import TokenRecorder
 from braidrl.utils.run_folder import RunFolder
 from braidrl.utils.tiny_model import byte_tokenizer
 from tests.support.stub_episodes import make_episode, make_failure

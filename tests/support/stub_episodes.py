@@ -4,7 +4,7 @@ import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import AgentInfo, Error, TraceTask
 
-from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.envs.source import Finished
 
 SAMPLED = 3
 """Tokens that each trace samples."""

@@ -9,7 +9,7 @@ import msgspec
 from aiohttp import web
 
 from braidrl.configs.inference import WORKER_EXTENSION
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
 
 DEADLINE = 20.0
 

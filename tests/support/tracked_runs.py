@@ -5,7 +5,7 @@ from pathlib import Path
 from braidrl.configs.trackers import TrackerConfig
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.trackers import tracker_class
-from braidrl.monitors.trackers.tell import tell, tracked
+from braidrl.monitors.trackers.send import tell, tracked
 from braidrl.utils.run_folder import RunFolder
 
 STEPS = 3

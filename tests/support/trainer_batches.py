@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.transport.types import TrainingSample
 
 BYTES = 256

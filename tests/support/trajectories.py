@@ -14,9 +14,9 @@ from story_harness import STORIES, Chat, Story
 from verifiers.v1 import Trace
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.envs import Finished, TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.train.algo.routing import assign_advantages
 from braidrl.orchestrator.train.samples import flatten_trace
 from braidrl.orchestrator.train.turns import Turn

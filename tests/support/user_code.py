@@ -10,7 +10,7 @@ from braidrl.configs.algorithm import BaseAlgorithmConfig
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.samples import flatten_trace
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from tests.support.episodes import episode, trace
 from tests.support.trainer_batches import make_batch, trainer_config
 

@@ -1,4 +1,8 @@
-"""Braid from Python: whole runs, and the loop in your own hands. `braidrl` exports these names."""
+"""Python API: whole runs (`run`), and a training loop that the caller drives (`Loop`).
+
+Imports every package below the commands.
+Start with `runs.py`, then `loop.py`.
+"""
 
 from braidrl.api.prompts import Environment, environment
 from braidrl.api.runs import Run, run

@@ -9,9 +9,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from braidrl.api.prompts import Environment
-from braidrl.configs.errors import ConfigErrors
-from braidrl.configs.faults import explain
-from braidrl.configs.load import load_config
+from braidrl.configs.core.errors import ConfigErrors
+from braidrl.configs.core.faults import explain
+from braidrl.configs.core.load import load_config
 from braidrl.configs.rl import RLConfig
 from braidrl.utils.run_folder import RunFolder
 

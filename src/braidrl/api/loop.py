@@ -10,26 +10,25 @@ import torch
 
 from braidrl.api.background import STOP_SECONDS, Background, Result
 from braidrl.api.config import Config, read
-from braidrl.api.plane import Plane
+from braidrl.api.pipeline import Plane
 from braidrl.api.runs import Run
 from braidrl.api.start import by_hand, open_folder, options_of
-from braidrl.configs.load import load_config
+from braidrl.configs.core.load import load_config
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.configs.trainer import TrainerConfig
-from braidrl.entrypoints import rl
-from braidrl.entrypoints.launchers import open_launcher
-from braidrl.entrypoints.launchers.contract import Slot
-from braidrl.entrypoints.launchers.plan import machines_of, plan
-from braidrl.entrypoints.launchers.wiring import Wiring
-from braidrl.entrypoints.supervisor import Supervisor
-from braidrl.entrypoints.tracking import tracking
+from braidrl.configs.trainer.config import TrainerConfig
+from braidrl.launch.contract import Slot
+from braidrl.launch.plan import machines_of, plan
+from braidrl.launch.run import open_launcher, resolved_toml
+from braidrl.launch.supervisor import Supervisor
+from braidrl.launch.tracker_processes import tracking
+from braidrl.launch.wiring import Wiring
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.record import recorded
-from braidrl.orchestrator.groups import Group
-from braidrl.trainer.metrics import staleness_metrics
+from braidrl.orchestrator.pipeline.groups import Group
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
-from braidrl.trainer.tokens import TokenRecorder
+from braidrl.trainer.rl.metrics import staleness_metrics
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.rl.token_records import TokenRecorder
 from braidrl.transport.types import TrainingBatch
 
 
@@ -153,7 +152,7 @@ class Loop:
     def _serve(self, stack: ExitStack, verbose: bool) -> list[Slot]:
         """Start the inference servers; all slots of the run."""
         self._folder.configs.mkdir(parents=True, exist_ok=True)
-        (self._folder.configs / "rl.toml").write_text(rl.resolved_toml(self.config))
+        (self._folder.configs / "rl.toml").write_text(resolved_toml(self.config))
         slots = plan(self.config, machines_of(self.config))
         launcher = open_launcher(self.config, slots)
         wiring = Wiring(self.config, self._folder, launcher, slots, 0, verbose)

@@ -8,7 +8,7 @@ import msgspec
 
 from braidrl.api.config import Config, read
 from braidrl.api.start import open_folder, options_of
-from braidrl.entrypoints import rl
+from braidrl.launch.run import carry_out
 from braidrl.monitors.metrics import read_metrics
 from braidrl.report.rewards import training_curve
 from braidrl.utils.run_folder import RunFolder
@@ -87,5 +87,5 @@ def run(
     """
     options = options_of(resume, clean, quiet, verbose)
     resolved, folder, done = open_folder(read(config), options)
-    rl.carry_out(resolved, folder, done, options)
+    carry_out(resolved, folder, done, options)
     return Run(folder.root)

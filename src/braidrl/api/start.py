@@ -4,12 +4,12 @@ import os
 from pathlib import Path
 
 from braidrl.api.config import Given
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.entrypoints import rl
-from braidrl.entrypoints.launchers.plan import machines_of, plan
-from braidrl.entrypoints.options import Options
-from braidrl.entrypoints.resume import check_clean, open_run_folder
+from braidrl.launch.options import Options
+from braidrl.launch.plan import machines_of, plan
+from braidrl.launch.resume import check_clean, open_run_folder
+from braidrl.launch.run import resolve
 from braidrl.utils.run_folder import RunFolder
 
 
@@ -32,7 +32,7 @@ def open_folder(given: Given, options: Options) -> tuple[RLConfig, RunFolder, in
         raise ConfigError(
             "launcher", "a SLURM job is submitted by `braid rl`; from Python use 'local' or 'ray'"
         )
-    config = rl.resolve(given.config)
+    config = resolve(given.config)
     check_clean(config, config.output_dir, options)
     plan(config, machines_of(config))  # whether there are enough GPUs
     run = RunFolder(config.output_dir)

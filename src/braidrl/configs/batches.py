@@ -4,7 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 
 
 class BatchesConfig(BaseConfig):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 
 if TYPE_CHECKING:
     import verifiers.v1 as vf

@@ -4,8 +4,8 @@ from typing import Any
 
 from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
-from braidrl.configs.base import BaseConfig, EnvBlock
-from braidrl.configs.inherit import dump_sources, inherit_sources
+from braidrl.configs.core.base import BaseConfig, EnvBlock
+from braidrl.configs.core.inherit import dump_sources, inherit_sources
 from braidrl.configs.model import EvalSamplingConfig
 
 

@@ -5,7 +5,7 @@ from typing import Any, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 from braidrl.configs.eval import EvalGroup
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig, RendererConfig, one_or_several

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 from braidrl.configs.model import ModelConfig
 
 HEAD_MARGIN = 2

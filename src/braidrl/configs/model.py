@@ -4,7 +4,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, field_validator, model_validator
 
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 
 
 class ModelConfig(BaseConfig):

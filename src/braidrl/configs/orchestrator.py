@@ -5,16 +5,32 @@ from typing import Any, Self
 
 from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer, model_validator
 
-from braidrl.configs import legacy
 from braidrl.configs.algorithm import GRPOConfig
-from braidrl.configs.base import BaseConfig, EnvBlock
 from braidrl.configs.batches import BatchesConfig
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.compat import legacy
+from braidrl.configs.core.base import BaseConfig, EnvBlock
+from braidrl.configs.core.inherit import OFF, dump_sources, inherit_sources
+from braidrl.configs.curriculum.samplers import StandardSamplerConfig
 from braidrl.configs.eval import EvalConfig
-from braidrl.configs.inherit import dump_sources, inherit_sources
 from braidrl.configs.model import ModelConfig, RendererConfig, TrainSamplingConfig
-from braidrl.configs.plugins import InstalledAlgorithmConfig
-from braidrl.configs.trainer import CheckpointConfig
+from braidrl.configs.plugins import InstalledAlgorithmConfig, InstalledGateConfig, InstalledSamplerConfig
+from braidrl.configs.trainer.config import CheckpointConfig
+
+
+class CurriculumConfig(BaseConfig):
+    """One task sampler and any number of admission gates of a training source."""
+
+    sampler: InstalledSamplerConfig = Field(default_factory=StandardSamplerConfig)
+    """Chooses tasks."""
+    gates: dict[str, InstalledGateConfig] = Field(default_factory=dict)
+    """By name; a group trains only if each of them admits it. `NAME = "None"` switches an inherited one off."""
+
+    @field_validator("gates", mode="before", json_schema_input_type=dict[str, InstalledGateConfig | None])
+    @classmethod
+    def _without_those_that_are_off(cls, gates: Any) -> Any:
+        if not isinstance(gates, dict):
+            return gates
+        return {name: gate for name, gate in gates.items() if gate not in (None, OFF)}
 
 
 class TrainSourceConfig(BaseConfig):

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeAlias, TypeVar, g
 from pydantic import Field
 
 from braidrl.configs.algorithm import AlgorithmConfig, BaseAlgorithmConfig
-from braidrl.configs.base import BaseConfig
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.faults import tag_of
-from braidrl.configs.gates import BaseGateConfig, GateConfig
+from braidrl.configs.core.base import BaseConfig
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.faults import tag_of
+from braidrl.configs.curriculum.gates import BaseGateConfig, GateConfig
+from braidrl.configs.curriculum.samplers import BaseSamplerConfig, SamplerConfig
 from braidrl.configs.loss import BaseLossConfig, LossConfig
-from braidrl.configs.samplers import BaseSamplerConfig, SamplerConfig
 
 BUILT_IN = "built in"
 
@@ -55,6 +55,8 @@ class Kind(Generic[ConfigT]):
     article: str
     key: str
     """Where a configuration names one."""
+    home: str
+    """Module that exports `base`."""
     base: type[ConfigT]
     """What the config class of one subclasses."""
     union: Any
@@ -108,8 +110,7 @@ class Kind(Generic[ConfigT]):
             seen = f"cannot be imported ({type(error).__name__}: {error})"
             raise fault(seen, "repair or uninstall the package") from error
         if not (isinstance(config, type) and issubclass(config, self.base)):
-            base = f"{self.base.__module__}.{self.base.__name__}"
-            raise fault(f"is no {self.noun} config", f"subclass {base}")
+            raise fault(f"is no {self.noun} config", f"subclass {self.home}.{self.base.__name__}")
         if tag_of(config) != entry.name:
             declaration = f'type: Literal["{entry.name}"] = "{entry.name}"'
             raise fault(f"has the type {tag_of(config)!r}", f"declare {declaration}")
@@ -123,6 +124,7 @@ ALGORITHM = Kind(
     noun="algorithm",
     article="an",
     key="algo.type",
+    home="braidrl.configs.algorithm",
     base=BaseAlgorithmConfig,
     union=AlgorithmConfig,
     target="algorithm_class",
@@ -133,6 +135,7 @@ LOSS = Kind(
     noun="loss",
     article="a",
     key="loss.type",
+    home="braidrl.configs.loss",
     base=BaseLossConfig,
     union=LossConfig,
     target="loss_function",
@@ -143,6 +146,7 @@ SAMPLER = Kind(
     noun="sampler",
     article="a",
     key="curriculum.sampler.type",
+    home="braidrl.configs.curriculum.samplers",
     base=BaseSamplerConfig,
     union=SamplerConfig,
     target="sampler_class",
@@ -153,6 +157,7 @@ GATE = Kind(
     noun="gate",
     article="a",
     key="curriculum.gates.NAME.type",
+    home="braidrl.configs.curriculum.gates",
     base=BaseGateConfig,
     union=GateConfig,
     target="gate_class",

@@ -2,8 +2,8 @@
 
 from typing import Any
 
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.environment import agents_of, resolve_env
-from braidrl.configs.errors import ConfigError
 from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.model import check_unbent
 from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig

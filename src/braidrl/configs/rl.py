@@ -5,14 +5,14 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from braidrl.configs import recipe
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.compat import recipe
+from braidrl.configs.core.base import BaseConfig
 from braidrl.configs.inference import HEAD_MARGIN, InferenceConfig
 from braidrl.configs.launchers import RayConfig, SlurmConfig
 from braidrl.configs.model import ModelConfig
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.trackers import TrackerConfig
-from braidrl.configs.trainer import CheckpointConfig, TrainerConfig
+from braidrl.configs.trainer.config import CheckpointConfig, TrainerConfig
 
 PROCESSES = ("trainer", "orchestrator", "inference")
 

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field, field_validator
 
 from braidrl.configs.algorithm import GRPOConfig
-from braidrl.configs.base import BaseConfig
+from braidrl.configs.core.base import BaseConfig
 from braidrl.configs.plugins import ALGORITHMS, InstalledAlgorithmConfig
 
 

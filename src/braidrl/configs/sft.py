@@ -5,11 +5,11 @@ from typing import Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from braidrl.configs.base import BaseConfig
-from braidrl.configs.lora import LoRAConfig
+from braidrl.configs.core.base import BaseConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
-from braidrl.configs.optim import OptimConfig, SchedulerConfig
-from braidrl.configs.parallel import ParallelConfig
+from braidrl.configs.trainer.lora import LoRAConfig
+from braidrl.configs.trainer.optim import OptimConfig, SchedulerConfig
+from braidrl.configs.trainer.parallel import ParallelConfig
 
 
 class SFTDataConfig(BaseConfig):

@@ -9,13 +9,17 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any, Generic
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.faults import models_in
-from braidrl.configs.plugins import ConfigT, Installed
-from braidrl.configs.reference import WIDTH, key_lines, keys_of
+from braidrl.configs.algorithm import BaseAlgorithmConfig
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.faults import models_in
+from braidrl.configs.core.reference import WIDTH, key_lines, keys_of
+from braidrl.configs.curriculum.gates import BaseGateConfig
+from braidrl.configs.curriculum.samplers import BaseSamplerConfig
+from braidrl.configs.loss import BaseLossConfig
+from braidrl.configs.plugins import ALGORITHMS, GATES, LOSSES, SAMPLERS, ConfigT, Installed
 
 INDENT = " " * 4
 LABEL = 12
@@ -114,3 +118,112 @@ def shorten(text: str, width: int = 40) -> str:
     """`text` on one line, cut to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 3] + "..."
+
+
+def algorithms(args: list[str]) -> int:
+    """`braid algorithms [TYPE]`: what `algo.type` may be, in this installation; of one type, all there is to know."""
+    catalogue = Catalogue(
+        ALGORITHMS, "algo.", frozenset({"type", "sampling"}), algorithm_facts, algorithm_class
+    )
+    return catalogue.main("braid algorithms", algorithms.__doc__ or "", args)
+
+
+def algorithm_facts(config: type[BaseAlgorithmConfig]) -> dict[str, str]:
+    """What an algorithm trains, waits for and needs."""
+    return {
+        "trains": f"sampled tokens, by the {config.action_loss_type} loss",
+        "waits for": waits_for(config),
+        "needs": "; ".join(algorithm_needs(config)) or "nothing else",
+    }
+
+
+def algorithm_class(config: type[BaseAlgorithmConfig]) -> object:
+    from braidrl.orchestrator.train.algo import class_of
+
+    return class_of(config)
+
+
+def waits_for(config: type[BaseAlgorithmConfig]) -> str:
+    """What its credit waits for by default, and at most."""
+    usual = config.model_construct().waits_for
+    return f"the {usual}" + (
+        f", or the {config.barrier} with some settings" if usual != config.barrier else ""
+    )
+
+
+def algorithm_needs(config: type[BaseAlgorithmConfig]) -> Iterator[str]:
+    """What a run must bring for an algorithm."""
+    if config.needs_group:
+        yield "siblings (group_size of 2 or more)"
+    if config.check_agents is not BaseAlgorithmConfig.check_agents:
+        yield "an environment with agents that suit it"
+    if config.needs_model:
+        yield "a served model"
+    try:
+        config()
+    except ValidationError as error:
+        for fault in error.errors():
+            if fault["type"] == "value_error":
+                yield fault["msg"].removeprefix("Value error, ").rpartition(": ")[2]
+
+
+def losses(args: list[str]) -> int:
+    """`braid losses [TYPE]`: what `trainer.loss.type` may be, in this installation; of one type, all there is to
+    know."""
+    catalogue = Catalogue(LOSSES, "trainer.loss.", frozenset({"type"}), loss_facts, loss_function)
+    return catalogue.main("braid losses", losses.__doc__ or "", args)
+
+
+def loss_facts(config: type[BaseLossConfig]) -> dict[str, str]:
+    """What a loss is given beside the current log-probs and the sampler's."""
+    return {"needs": "; ".join(loss_needs(config)) or "nothing else"}
+
+
+def loss_function(config: type[BaseLossConfig]) -> object:
+    from braidrl.trainer.rl.losses import function_of
+
+    return function_of(config)
+
+
+def loss_needs(config: type[BaseLossConfig]) -> Iterator[str]:
+    """What must be known of a batch for a loss."""
+    if config.compares_with_old:
+        yield "the trainer's log-probs before the step (old)"
+    if config.head_size is not BaseLossConfig.head_size:
+        yield "with some settings, the sampler's most likely tokens"
+
+
+def samplers(args: list[str]) -> int:
+    """`braid samplers [TYPE]`: what `curriculum.sampler.type` may be, in this installation; of one type, all there
+    is to know."""
+    catalogue = Catalogue(SAMPLERS, "curriculum.sampler.", frozenset({"type"}), sampler_facts, sampler_class)
+    return catalogue.main("braid samplers", samplers.__doc__ or "", args)
+
+
+def sampler_facts(config: type[BaseSamplerConfig]) -> dict[str, str]:
+    """What a sampler chooses from."""
+    return {"tasksets": "finite" if config.finite_only else "finite and infinite"}
+
+
+def sampler_class(config: type[BaseSamplerConfig]) -> object:
+    from braidrl.orchestrator.train.curriculum import sampler_class
+
+    return sampler_class(config)
+
+
+def gates(args: list[str]) -> int:
+    """`braid gates [TYPE]`: what `curriculum.gates.NAME.type` may be, in this installation; of one type, all there
+    is to know."""
+    catalogue = Catalogue(GATES, "curriculum.gates.NAME.", frozenset({"type"}), gate_facts, gate_class)
+    return catalogue.main("braid gates", gates.__doc__ or "", args)
+
+
+def gate_facts(config: type[BaseGateConfig]) -> dict[str, str]:
+    """What is told of a gate beside its parameters."""
+    return {}
+
+
+def gate_class(config: type[BaseGateConfig]) -> object:
+    from braidrl.orchestrator.train.curriculum import gate_class
+
+    return gate_class(config)

@@ -1,4 +1,7 @@
-"""The commands of `braid`: module in this package (with `_` for `-`), and what it does."""
+"""The commands of `braid`, in the order of `braid --help`. Nothing heavy is imported here."""
+
+import importlib
+from collections.abc import Callable
 
 COMMANDS = {
     "quickstart": "Make a tiny model and watch it learn: warm-up, reinforcement learning, before and after",
@@ -25,3 +28,25 @@ COMMANDS = {
     "completion": "Print the completion script of a shell: bash, zsh or fish",
     "tiny-model": "Write a tiny, randomly initialised model folder",
 }
+"""What each command does, by name."""
+
+FUNCTIONS = {
+    "eval": "eval.command:main",
+    "watch": "report:watch",
+    "inference": "process:inference",
+    "orchestrator": "process:orchestrator",
+    "trainer": "process:trainer",
+    "sft": "process:sft",
+    "algorithms": "catalogue:algorithms",
+    "losses": "catalogue:losses",
+    "samplers": "catalogue:samplers",
+    "gates": "catalogue:gates",
+    "verify": "verify.command:main",
+}
+"""`module:function` in this package. Every other command is `main` of the module of its name, with `_` for `-`."""
+
+
+def function_of(command: str) -> Callable[[list[str]], int]:
+    """Import the function of a command. It takes the arguments and returns an exit code."""
+    module, name = FUNCTIONS.get(command, f"{command.replace('-', '_')}:main").split(":")
+    return getattr(importlib.import_module(f"braidrl.entrypoints.{module}"), name)

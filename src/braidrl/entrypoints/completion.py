@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from braidrl.configs.reference import Key, keys_of
+from braidrl.configs.core.reference import Key, keys_of
 from braidrl.entrypoints.commands import COMMANDS
 
 VALUES = re.compile(r"\{([\w,.+-]+)\}")

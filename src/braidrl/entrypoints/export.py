@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.utils.model_source import ModelSource, find_model
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -31,7 +31,7 @@ def main(args: list[str]) -> int:
 
 def _export(source: ModelSource, options: argparse.Namespace) -> str:
     """Write the folder; the type of its weights."""
-    from braidrl.trainer.export import export_adapter, export_model
+    from braidrl.trainer.state.export import export_adapter, export_model
 
     if options.adapter:
         export_adapter(source, options.target, options.base)

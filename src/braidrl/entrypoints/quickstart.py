@@ -11,14 +11,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.entrypoints import rl
-from braidrl.entrypoints.launchers.contract import Process
-from braidrl.entrypoints.launchers.local import LocalLauncher
-from braidrl.entrypoints.launchers.wiring import POLL_SECONDS
-from braidrl.entrypoints.supervisor import ProcessFailed, Supervisor
+from braidrl.launch.contract import Process
+from braidrl.launch.local import LocalLauncher
+from braidrl.launch.supervisor import ProcessFailed, Supervisor
+from braidrl.launch.wiring import POLL_SECONDS
+from braidrl.utils.process import available_cores, environment
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.threads import available_cores, environment
 
 RECIPE = "grpo"
 SFT_STEPS = 300

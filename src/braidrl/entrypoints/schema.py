@@ -10,7 +10,7 @@ CONFIGS = {
     "rl": "braidrl.configs.rl:RLConfig",
     "sft": "braidrl.configs.sft:SFTConfig",
     "eval": "braidrl.configs.eval_command:EvalCommandConfig",
-    "trainer": "braidrl.configs.trainer:TrainerConfig",
+    "trainer": "braidrl.configs.trainer.config:TrainerConfig",
     "orchestrator": "braidrl.configs.orchestrator:OrchestratorConfig",
     "inference": "braidrl.configs.inference:InferenceConfig",
     "score": "braidrl.configs.score:ScoreConfig",
@@ -20,7 +20,7 @@ CONFIGS = {
 
 
 def main(args: list[str]) -> int:
-    from braidrl.configs.schema import file_schema
+    from braidrl.configs.core.schema import file_schema
 
     parser = argparse.ArgumentParser(prog="braid schema", description=__doc__)
     parser.add_argument(

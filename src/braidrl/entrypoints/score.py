@@ -4,16 +4,15 @@ import shutil
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.load import load_config
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import load_config
 from braidrl.configs.score import ScoreConfig
-from braidrl.report.columns import columns
-from braidrl.report.table import print_table
+from braidrl.report.table import columns, print_table
 
 if TYPE_CHECKING:
     from verifiers.v1 import Trace
 
-    from braidrl.orchestrator.train.replay import RecordedGroup, Replay
+    from braidrl.orchestrator.train.rescore import RecordedGroup, Replay
 
 LEGEND = """\
 A column is a trace: its reward, then the advantage of its sampled tokens (~: the mean, where they differ), and under it
@@ -30,8 +29,8 @@ def main(args: list[str]) -> int:
     print_groups(replays, config.show)
     print_summary(replays)
     if config.output is not None:
-        from braidrl.orchestrator.records import append_records
-        from braidrl.orchestrator.train.replay import signal_records
+        from braidrl.orchestrator.pipeline.records import append_records
+        from braidrl.orchestrator.train.rescore import signal_records
 
         append_records(config.output, signal_records(replays))
         print(f"\nsignals of every token: {config.output}")
@@ -42,7 +41,7 @@ def score(config: ScoreConfig) -> "list[Replay]":
     """Run the algorithms of `config`, the main one first. Raises `ConfigError` where there is nothing to run on."""
     import asyncio
 
-    from braidrl.orchestrator.train.replay import read_groups
+    from braidrl.orchestrator.train.rescore import read_groups
 
     try:
         recorded = read_groups(config.episodes)
@@ -61,7 +60,7 @@ def score(config: ScoreConfig) -> "list[Replay]":
 
 async def _replay(config: ScoreConfig, groups: "list[RecordedGroup]", replays: "list[Replay]") -> None:
     """Fill `replays`. (A task that returned them would have them written out: asyncio takes its repr at the end.)"""
-    from braidrl.orchestrator.train.replay import replay
+    from braidrl.orchestrator.train.rescore import replay
 
     agents = sorted({trace.agent.name for group in groups for trace in group.traces})
     for role, algo in (("algo", config.algo), ("against", config.against)):
@@ -116,7 +115,7 @@ def group_rows(scored: "Sequence[tuple[str, RecordedGroup]]") -> Iterator[tuple[
 
 def advantage(trace: "Trace") -> str:
     """The advantage of a trace's sampled tokens, their mean where they differ; `-` where it has none."""
-    from braidrl.orchestrator.train.replay import advantages_of
+    from braidrl.orchestrator.train.rescore import advantages_of
 
     values = advantages_of(trace)
     if values is None:
@@ -128,7 +127,7 @@ def advantage(trace: "Trace") -> str:
 
 def weights(trace: "Trace", component: str) -> str:
     """How many tokens of a trace weigh something in a component, and how much (their mean where they differ)."""
-    from braidrl.orchestrator.train.replay import weights_of
+    from braidrl.orchestrator.train.rescore import weights_of
 
     values = weights_of(trace, component)
     values = values[values > 0]

@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 
 
 def main(args: list[str]) -> int:

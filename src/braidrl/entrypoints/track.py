@@ -14,22 +14,19 @@ from pathlib import Path
 
 import msgspec
 
-from braidrl.configs.errors import ConfigError
-from braidrl.configs.load import load_config
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.load import load_config
 from braidrl.configs.trackers import TrackConfig
+from braidrl.launch.tracker_processes import LAUNCHED, TOO_LATE
 from braidrl.monitors.record import outcome
 from braidrl.utils.run_folder import RunFolder
 
-LAUNCHED = "--launched"
-"""Flag of the launcher: standard input says how the run ended, and that label is the tracker's."""
 LEAST = 19
 """Priority of a tracker at work: beside a process that computes it gets 1.4% of a core."""
 USUAL = 0
 """And once the run has ended, where the system lets it have that again."""
 OPENING_SECONDS = 30.0
 """For so long at most a tracker opens at the priority of everybody, for it imports a library first."""
-TOO_LATE = 75
-"""Exit code of a tracker that had to be cut off at the end."""
 
 
 def main(args: list[str]) -> int:
@@ -127,7 +124,7 @@ def _in_a_line(error: Exception) -> str:
 
 def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told) -> None:
     from braidrl.monitors.trackers import open_tracker
-    from braidrl.monitors.trackers.tell import tell, tracked
+    from braidrl.monitors.trackers.send import tell, tracked
 
     told = tracked(run, label, continues=isinstance(ended, Told))
     tracker = open_tracker(config.tracker, told)

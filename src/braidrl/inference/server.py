@@ -13,9 +13,8 @@ from braidrl.inference.engines import vllm
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.routes import chat, control, generate
 from braidrl.inference.routes.context import CONTEXT, Context, errors
-from braidrl.utils.api_key import read_api_key
-from braidrl.utils.garbage import spare_what_is_there
-from braidrl.utils.open_files import allow_open_files
+from braidrl.utils.http import read_api_key
+from braidrl.utils.process import allow_open_files, spare_what_is_there
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,5 @@
-"""Metrics as JSON lines: one line a step, floats written exactly (as decimals that read back equal)."""
+"""Metrics as JSON lines: one line a step, floats written exactly (as decimals that read back equal),
+and what their names mean."""
 
 import json
 import math
@@ -51,3 +52,11 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
                 f"{path}, line {number} is not JSON: {error}; repair or remove that line"
             ) from None
     return metrics
+
+
+def source_of(process: str, name: str) -> str | None:
+    """The source whose mean reward a metric of `orchestrator` or `eval` is; None: it is something else."""
+    prefix, suffix = ("eval/", "/reward/mean") if process == "eval" else ("reward/", "/mean")
+    if process == "trainer" or not (name.startswith(prefix) and name.endswith(suffix)):
+        return None
+    return name[len(prefix) : -len(suffix)] or None

@@ -14,9 +14,9 @@ import msgspec
 
 from braidrl.monitors.live import read_live
 from braidrl.monitors.surroundings import Repository, Surroundings, packages
+from braidrl.utils.process import terminable
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.termination import terminable
 
 SILENT_SECONDS = 120.0
 """A run on another machine is taken for dead when its folder has not moved for so long."""

@@ -11,7 +11,7 @@ from typing import Self
 
 import msgspec
 
-from braidrl.utils.threads import available_cores
+from braidrl.utils.process import available_cores
 
 DEADLINE = 5.0
 """Longest wait for git or nvidia-smi, in seconds."""

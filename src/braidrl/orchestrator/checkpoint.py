@@ -5,9 +5,9 @@ from typing import Any
 
 import msgspec
 
-from braidrl.configs.trainer import CheckpointConfig
-from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.envs import TrainEnv
+from braidrl.configs.trainer.config import CheckpointConfig
+from braidrl.orchestrator.envs.source import TrainEnv
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 

@@ -13,22 +13,20 @@ from braidrl.configs.resolve import resolve_environments
 from braidrl.monitors.live import LiveState
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.orchestrator import checkpoint
-from braidrl.orchestrator.buffer import Batch
-from braidrl.orchestrator.concurrency import AdaptiveConcurrency, adapt
-from braidrl.orchestrator.connections import connect, policy_key
-from braidrl.orchestrator.dispatcher import Dispatcher
-from braidrl.orchestrator.engine_queue import engine_queue
-from braidrl.orchestrator.envs import EvalEnv, TrainEnv, warm_renderer
+from braidrl.orchestrator.engines.health import engine_queue
+from braidrl.orchestrator.engines.policy_watcher import PolicyWatcher
+from braidrl.orchestrator.engines.pool import Replicas, connect, policy_key
+from braidrl.orchestrator.envs.source import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
-from braidrl.orchestrator.gateway import Gateway
+from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.heartbeat import heartbeat, share
-from braidrl.orchestrator.ledger import Ended, Ledger
-from braidrl.orchestrator.policy import PolicyWatcher
-from braidrl.orchestrator.records import group_records, write_records
-from braidrl.orchestrator.replicas import Replicas
-from braidrl.orchestrator.sink import Sink
+from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.concurrency import AdaptiveConcurrency, adapt
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
+from braidrl.orchestrator.pipeline.records import Ended, Ledger, group_records, write_records
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.transport.rollouts import BatchWriter
-from braidrl.utils.garbage import spare_what_is_there
+from braidrl.utils.process import spare_what_is_there
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)

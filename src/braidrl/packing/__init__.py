@@ -1,4 +1,8 @@
-"""Samples to packed rows, and the denominators of a batch."""
+"""Packing of samples into rows, and the denominators of a batch.
+
+Imports `transport`.
+Start with `streams.py`, then `rows.py`.
+"""
 
 from braidrl.packing.rows import MicroBatch, Segment, pack
 from braidrl.packing.streams import COMPONENTS, Normalisers, rl_streams

@@ -11,7 +11,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from braidrl.monitors.naming import source_of
+from braidrl.monitors.metrics import source_of
 from braidrl.report.progress import QUIET_SECONDS
 from braidrl.report.reading import Reading
 from braidrl.report.sparkline import plain, sparkline

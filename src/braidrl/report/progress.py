@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from braidrl.monitors.naming import source_of
+from braidrl.monitors.metrics import source_of
 from braidrl.report.evaluation import evaluation_lines
 from braidrl.report.live import LiveBar
 from braidrl.report.reading import Reading

@@ -1,6 +1,6 @@
-"""Tables for people: drawn in a terminal, plain aligned columns elsewhere."""
+"""Tables in a terminal, and plain aligned columns elsewhere."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
 from rich.table import Column, Table
@@ -25,3 +25,24 @@ def plain_lines(rows: Sequence[Sequence[str]]) -> list[str]:
     cells = [[", ".join(cell.splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
+
+
+INDENT = "  "
+
+
+def columns(rows: Sequence[tuple[str, Sequence[str]]], width: int) -> Iterator[str]:
+    """Lines of at most `width` characters, of one column at least: the name of each row, then its cells, right-aligned
+    under those of the rows above. Columns that do not fit go on below, beside the names again."""
+    names = [name for name, _ in rows]
+    stub = max(map(len, names))
+    widths = [max(map(len, cells)) for cells in zip(*(cells for _, cells in rows), strict=True)]
+    start = 0
+    while start < len(widths):
+        end, used = start + 1, len(INDENT) + stub + len(INDENT) + widths[start]
+        while end < len(widths) and used + len(INDENT) + widths[end] <= width:
+            used += len(INDENT) + widths[end]
+            end += 1
+        for name, cells in rows:
+            row = [cell.rjust(size) for cell, size in zip(cells[start:end], widths[start:end])]
+            yield INDENT.join([INDENT + name.ljust(stub), *row]).rstrip()
+        start = end

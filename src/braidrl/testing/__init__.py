@@ -1,4 +1,6 @@
-"""For the tests of algorithms: builders of episodes, and checks that every algorithm passes.
+"""Conformance kit of algorithms: builders of episodes, and checks that every algorithm passes.
+
+Imports `orchestrator.train`. Start with `conformance.py`.
 
 from braidrl.testing import CHECKS
 

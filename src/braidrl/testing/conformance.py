@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from verifiers.v1 import Episode, Trace
 
 from braidrl.orchestrator.train.algo.base import Algorithm
-from braidrl.orchestrator.train.replay import score_batch
+from braidrl.orchestrator.train.rescore import score_batch
 from braidrl.orchestrator.train.samples import CE, flatten_trace
 from braidrl.testing.episodes import episode, trace
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
-from braidrl.configs.optim import OptimConfig, SchedulerConfig
+from braidrl.configs.trainer.optim import OptimConfig, SchedulerConfig
 from braidrl.trainer.parallel import gathered, rows_of
 
 

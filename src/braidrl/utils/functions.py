@@ -16,7 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 
 FUNCTION_KEYS = {"import_path", "kwargs"}
 """A block of a configuration that has both names a function."""

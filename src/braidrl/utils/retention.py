@@ -1,6 +1,6 @@
 """How long checkpoints stay."""
 
-from braidrl.configs.trainer import CheckpointConfig
+from braidrl.configs.trainer.config import CheckpointConfig
 from braidrl.utils.publish import retract_folder
 from braidrl.utils.run_folder import RunFolder
 

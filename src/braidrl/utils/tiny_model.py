@@ -44,14 +44,28 @@ def create_tiny_model(
     same weights. Returns `path`; raises `FileExistsError` when it is there already.
     """
     import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from transformers import Qwen3ForCausalLM
 
     from braidrl.utils.publish import publish_folder
 
     if path.exists():
         raise FileExistsError(f"{path} exists; remove it or choose another folder")
     tokenizer = byte_tokenizer()
-    config = Qwen3Config(
+    config = _config(tokenizer, hidden_size, num_layers, num_heads, num_kv_heads, context)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen3ForCausalLM(config)
+    with publish_folder(path) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+    return path
+
+
+def _config(tokenizer, hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, context: int):
+    """Qwen3's config at this size."""
+    from transformers import Qwen3Config
+
+    return Qwen3Config(
         vocab_size=len(tokenizer),
         hidden_size=hidden_size,
         intermediate_size=3 * hidden_size,
@@ -65,13 +79,6 @@ def create_tiny_model(
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
         pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Qwen3ForCausalLM(config)
-    with publish_folder(path) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-    return path
 
 
 def byte_tokenizer():

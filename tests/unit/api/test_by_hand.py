@@ -9,7 +9,7 @@ import pytest
 import renderers.client
 
 from braidrl.api.background import Background
-from braidrl.api.plane import Plane
+from braidrl.api.pipeline import Plane
 from braidrl.monitors.metrics import read_metrics
 from braidrl.transport.types import TrainingBatch
 from braidrl.utils.run_folder import RunFolder

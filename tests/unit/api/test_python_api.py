@@ -12,10 +12,11 @@ import pytest
 import braidrl
 from braidrl.api.config import read
 from braidrl.api.start import open_folder, options_of
-from braidrl.configs.errors import ConfigError, ConfigErrors
-from braidrl.configs.load import to_toml
+from braidrl.configs.core.errors import ConfigError, ConfigErrors
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints import rl
+from braidrl.launch.run import resolved_toml
 from braidrl.utils.run_folder import RunFolder
 from tests.support.environments import play, tasks
 from tests.support.scripted_model import ScriptedModel
@@ -131,7 +132,7 @@ def test_what_a_run_leaves_runs_again_elsewhere(tmp_path: Path, capsys: pytest.C
     environment = braidrl.environment(["a"], lambda completion: 0.0)
     config, run, _ = open_folder(read(config_of(tmp_path, {"env": environment})), options_of(*[False] * 4))
     run.configs.mkdir()
-    (run.configs / "rl.toml").write_text(rl.resolved_toml(config))
+    (run.configs / "rl.toml").write_text(resolved_toml(config))
     flags = ["--output-dir", str(tmp_path / "again"), "--seed", "3", "--dry-run"]
     assert rl.main(["@", str(run.configs / "rl.toml"), *flags]) == 0
     again = RLConfig.model_validate(tomllib.loads(capsys.readouterr().out))

@@ -10,8 +10,8 @@ import pytest
 from verifiers.v1.utils.loaders import load_environment
 
 from braidrl.cli import main
+from braidrl.configs.core.load import to_toml
 from braidrl.configs.environment import resolve_env
-from braidrl.configs.load import to_toml
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.resolve import resolve_environments
 from braidrl.configs.rl import RLConfig

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, GATE, GATES, SAMPLER, SAMPLERS, Kind
 from braidrl.orchestrator.train.curriculum import GATE_CLASSES, SAMPLER_CLASSES, gate_class, sampler_class
 from tests.support.packages import Commands, installed, listed, python
@@ -15,8 +15,8 @@ from tests.support.packages import Commands, installed, listed, python
 CONFIGS = """
 from typing import ClassVar, Literal
 from pydantic import Field
-from braidrl.configs.gates import BaseGateConfig
-from braidrl.configs.samplers import BaseSamplerConfig
+from braidrl.configs.curriculum.gates import BaseGateConfig
+from braidrl.configs.curriculum.samplers import BaseSamplerConfig
 
 class BackwardsConfig(BaseSamplerConfig):
     '''The last task first.'''
@@ -67,7 +67,7 @@ BLOCK = {
 }
 USE = f"""
 import json
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.orchestrator import CurriculumConfig
 from braidrl.orchestrator.train.curriculum import Curriculum
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.support.groups import group_of
@@ -164,7 +164,7 @@ def test_they_choose_and_judge(site: Path) -> None:
             "fine",
             "Config",
             "Config = int",
-            "is no gate config; subclass braidrl.configs.gates.BaseGateConfig",
+            "is no gate config; subclass braidrl.configs.curriculum.gates.BaseGateConfig",
         ),
         (
             SAMPLER,
@@ -245,5 +245,5 @@ def test_the_lists_need_nothing_heavy() -> None:
         "print(*sys.modules, file=sys.stderr)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stderr.split()
-    assert "braidrl.configs.samplers" in loaded
+    assert "braidrl.configs.curriculum.samplers" in loaded
     assert not {"torch", "transformers", "verifiers"} & set(loaded)

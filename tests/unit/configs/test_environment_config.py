@@ -6,8 +6,8 @@ import sys
 
 import pytest
 
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.environment import HARNESS, resolve_env
-from braidrl.configs.errors import ConfigError
 
 PATH = "orchestrator.train.source[0].env"
 

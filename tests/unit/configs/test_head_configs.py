@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from braidrl.configs.errors import ConfigError, ConfigErrors
-from braidrl.configs.load import load_config, to_toml
+from braidrl.configs.core.errors import ConfigError, ConfigErrors
+from braidrl.configs.core.load import load_config, to_toml
 from braidrl.configs.resolve import resolve_environments
 from braidrl.configs.rl import RLConfig
 

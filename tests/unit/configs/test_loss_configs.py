@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 
 from braidrl.configs.rl import RLConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 
 GRPO = {"type": "grpo"}
 

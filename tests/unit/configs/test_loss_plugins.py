@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.plugins import BUILT_IN, LOSS, LOSSES
 from braidrl.trainer.rl.losses import LOSS_FUNCTIONS, make_loss
 from tests.support.packages import (
@@ -26,7 +26,7 @@ import json, sys
 from pathlib import Path
 import torch
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from tests.support.trainer_batches import make_batch, trainer_config
 
 for loss in ({"type": "trusting", "scale": 2.0}, {"type": "ipo", "eps": 1.0, "adv_tau": 2.0}):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.plugins import ALGORITHM, BUILT_IN
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, make_algorithm
 from braidrl.testing import CHECKS

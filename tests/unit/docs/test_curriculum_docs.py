@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.orchestrator import CurriculumConfig
 from braidrl.configs.plugins import GATES, SAMPLERS
 from braidrl.orchestrator.train.curriculum import Curriculum, Tasks, gate_class, sampler_class
 from reverse_text import ReverseTextConfig, ReverseTextTaskset

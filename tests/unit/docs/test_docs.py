@@ -12,15 +12,15 @@ import pytest
 
 from braidrl.cli import COMMANDS
 from braidrl.configs.algorithm import EchoConfig
+from braidrl.configs.core.inherit import inherit
+from braidrl.configs.core.load import load_config
 from braidrl.configs.inference import InferenceConfig
-from braidrl.configs.inherit import inherit
-from braidrl.configs.load import load_config
 from braidrl.configs.plugins import ALGORITHM, GATE, LOSS, SAMPLER
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig
 from braidrl.entrypoints import rl
-from braidrl.entrypoints.rl import resolve
 from braidrl.entrypoints.schema import config_class
+from braidrl.launch.run import resolve
 from braidrl.orchestrator.train.algo import make_algorithm
 from tests.support.documents import BLOCKS, DOCUMENTS, READERS, REPOSITORY, Block, blocks_of, name_of
 from tests.support.episodes import episode, trace

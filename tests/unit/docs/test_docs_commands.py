@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.entrypoints import track, verify
+from braidrl.entrypoints import track
 from braidrl.entrypoints.quickstart import Quickstart
+from braidrl.entrypoints.verify import command as verify
 from braidrl.report.page import server
 from braidrl.utils.run_folder import RunFolder
 from tests.support.docs_stage import Stage, record

@@ -7,7 +7,7 @@ from markdown import Markdown
 from markdown_it import MarkdownIt
 from mkdocs.config import load_config
 
-from braidrl.configs.reference import keys_of
+from braidrl.configs.core.reference import keys_of
 from braidrl.entrypoints.schema import CONFIGS, config_class
 from docs_site.pages import site_path
 from docs_site.reference import HIDDEN, pages

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from braidrl.configs.plugins import LOSSES
-from braidrl.trainer.metrics import staleness_metrics
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import LossInputs
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.metrics import staleness_metrics
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.types import TrainingSample
 from tests.support.paths import DOCS
 from tests.support.trainer_batches import make_batch, make_sample, trainer_config

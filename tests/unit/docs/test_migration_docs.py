@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from braidrl.cli import COMMANDS
-from braidrl.configs.inherit import inherit
+from braidrl.configs.core.inherit import inherit
 from braidrl.configs.rl import RLConfig
 from tests.support.key_paths import KeyPaths
 from tests.support.metric_names import explained

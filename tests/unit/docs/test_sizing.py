@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from benchmarks.sizing import QWEN3, Shape, memory
-from braidrl.trainer.forward import to_device
+from braidrl.trainer.model.forward import to_device
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.batch import Batch
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from tests.support.paths import REPOSITORY
 from tests.support.trainer_batches import make_sample, trainer_config
 

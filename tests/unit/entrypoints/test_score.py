@@ -14,9 +14,9 @@ from verifiers.v1 import Episode
 
 from braidrl.cli import main
 from braidrl.configs.algorithm import BaseAlgorithmConfig, GRPOConfig, RAEConfig
-from braidrl.orchestrator.records import append_records
+from braidrl.orchestrator.pipeline.records import append_records
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm
-from braidrl.orchestrator.train.replay import read_groups, replay, signal_records
+from braidrl.orchestrator.train.rescore import read_groups, replay, signal_records
 from braidrl.transport.types import TrainingBatch
 from tests.support.episodes import episode, trace
 

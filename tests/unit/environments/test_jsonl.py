@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.environment import resolve_env
-from braidrl.configs.errors import ConfigError
 from jsonl import JsonlConfig
 from tests.support.environments import play, tasks
 from tests.support.scripted_model import ScriptedModel

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.environment import resolve_env
-from braidrl.configs.errors import ConfigError
 from braidrl.configs.model import RendererConfig
 from braidrl.configs.sft import SFTDataConfig
 from braidrl.trainer.sft.conversations import load_conversations

@@ -8,9 +8,9 @@ import pytest
 from engine_helpers import save_scaled
 from server_helpers import running
 
-from braidrl.configs.load import load_config
+from braidrl.configs.core.load import load_config
 from braidrl.configs.rl import RLConfig
-from braidrl.orchestrator.records import append_records
+from braidrl.orchestrator.pipeline.records import append_records
 from braidrl.utils.run_folder import RunFolder
 from criteria import expected_curve, pools_ahead, steps_to_gain
 from measure import expected_rewards

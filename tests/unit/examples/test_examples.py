@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from braidrl.configs.core.load import load_config
 from braidrl.configs.inference import InferenceConfig
-from braidrl.configs.load import load_config
 from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.sft import SFTConfig

@@ -11,7 +11,7 @@ from engine_helpers import plain_logprobs, save_scaled
 from server_helpers import running
 from transformers import AutoTokenizer
 
-from braidrl.orchestrator.records import append_records
+from braidrl.orchestrator.pipeline.records import append_records
 from examples.measure import bets, expected_rewards, exploitability, nll
 from kuhn_poker import INFORMATION_SETS, conversation
 from kuhn_poker import exploitability as exploitability_of

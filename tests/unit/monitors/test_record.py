@@ -15,15 +15,15 @@ import pytest
 from braidrl.monitors import surroundings
 from braidrl.monitors.live import LiveState, read_live, write_live
 from braidrl.monitors.record import SILENT_SECONDS, Launch, RunRecord, outcome, read_record, recorded
+from braidrl.utils.process import Terminated
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.termination import Terminated
 
 SLEEPER = """
 import sys, time
 from pathlib import Path
 from braidrl.monitors.record import recorded
 from braidrl.utils.run_folder import RunFolder
-from braidrl.utils.termination import Terminated
+from braidrl.utils.process import Terminated
 with recorded(RunFolder(Path(sys.argv[1]))):
     print("recorded", flush=True)
     time.sleep(600)
@@ -95,7 +95,7 @@ def test_sigterm_interrupts_and_the_record_says_so(tmp_path: Path) -> None:
     assert process.stdout is not None and process.stdout.readline() == b"recorded\n"
     process.terminate()
     _, errors = process.communicate(timeout=30)
-    assert errors.endswith(b"braidrl.utils.termination.Terminated\n"), errors
+    assert errors.endswith(b"braidrl.utils.process.Terminated\n"), errors
     assert outcome(run).status == "interrupted"
 
 

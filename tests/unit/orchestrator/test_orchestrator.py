@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from braidrl.monitors.metrics import read_metrics
-from braidrl.orchestrator.signal_watch import NoSignalError
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
 from braidrl.transport.types import TrainingBatch
 from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_trainer import run_stub

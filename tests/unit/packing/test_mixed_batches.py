@@ -13,11 +13,11 @@ from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.packing import COMPONENTS, Normalisers, pack
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.types import TrainingSample
 from tests.support.episodes import episode, trace
 from tests.support.fake_teacher import FakeTeacher, opd, policy

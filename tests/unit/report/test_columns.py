@@ -1,6 +1,6 @@
 """Aligned rows of cells."""
 
-from braidrl.report.columns import columns
+from braidrl.report.table import columns
 
 ROWS = [("reward", ["1", "-0.5", "12"]), ("A", ["+3", "0", "-"])]
 

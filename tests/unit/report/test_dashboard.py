@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from braidrl.configs.errors import ConfigError
-from braidrl.entrypoints.options import parse_options
+from braidrl.configs.core.errors import ConfigError
+from braidrl.launch.options import parse_options
 from braidrl.monitors.live import LiveState, write_live
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.report.console import Nothing, open_view

@@ -10,12 +10,12 @@ import torch
 from safetensors.torch import load_file
 from torch.distributed.tensor import DTensor
 
-from braidrl.configs.trainer import TrainerConfig
-from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
-from braidrl.trainer.export import export_model
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.parallel import Parallel, data_parallel
-from braidrl.trainer.parts import PartsReader
-from braidrl.trainer.step import Learner, NonFiniteError
+from braidrl.trainer.rl.step import Learner, NonFiniteError
+from braidrl.trainer.shards import PartsReader
+from braidrl.trainer.state.checkpoint import load_checkpoint, save_checkpoint
+from braidrl.trainer.state.export import export_model
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.model_source import ModelSource
 from braidrl.utils.run_folder import RunFolder

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from braidrl.configs.optim import OptimConfig, SchedulerConfig
+from braidrl.configs.trainer.optim import OptimConfig, SchedulerConfig
 from braidrl.trainer.optim import clip_gradients, learning_rate, make_optimizer, move_state, set_learning_rate
 
 

@@ -16,9 +16,9 @@ from torch import Tensor
 from braidrl.configs.rl import RLConfig
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.engines.weights import WeightsError
-from braidrl.orchestrator.replicas import ReplicaError
+from braidrl.orchestrator.engines.pool import ReplicaError
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from braidrl.transport.delta import read_delta, save_delta
 from braidrl.transport.weights import DELTA, base_of, bases_of, forget_weights_before
 from braidrl.utils.model_source import find_model

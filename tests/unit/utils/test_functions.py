@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.utils.functions import check_functions, find_function, load_function
 

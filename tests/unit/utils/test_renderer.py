@@ -12,7 +12,7 @@ from renderers.configs import AutoRendererConfig
 from tokenizers import AddedToken
 
 from braidrl.cli import main
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.model import RendererConfig
 from braidrl.configs.sft import SFTConfig
 from braidrl.trainer.sft.data import Demonstrations

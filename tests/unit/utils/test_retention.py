@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from braidrl.configs.trainer import CheckpointConfig
+from braidrl.configs.trainer.config import CheckpointConfig
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder

@@ -1,0 +1,5 @@
+"""Embedded engine (PyTorch, paged cache, continuous batching), and the command line of vLLM.
+
+Imports `transport`, `utils` and `configs`.
+Start with `torch.py`.
+"""

@@ -9,7 +9,7 @@ from torch import Tensor
 from braidrl.configs.model import ModelConfig
 from braidrl.inference.engines.attention import Layout, Span, register
 from braidrl.inference.engines.cache import SlotCache
-from braidrl.inference.engines.packing import pack_linears
+from braidrl.inference.engines.packed_linear import pack_linears
 
 
 class SlotModel:

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 from typing import NoReturn
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.inference import BASE_SUFFIX, WORKER_EXTENSION, InferenceConfig
-from braidrl.utils.api_key import read_api_key
+from braidrl.utils.http import read_api_key
 
 SERVER = "vllm.entrypoints.openai.api_server"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from braidrl.inference.engines.adapter import Base, read_adapter
-from braidrl.inference.engines.packing import pack_linears
+from braidrl.inference.engines.packed_linear import pack_linears
 from braidrl.transport.delta import read_delta
 from braidrl.transport.weights import base_of, bases_of
 from braidrl.utils.adapter import is_adapter

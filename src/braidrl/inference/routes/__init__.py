@@ -1,1 +1,5 @@
-"""The HTTP routes of the inference server, one noun a file."""
+"""HTTP routes of the inference server, one module a group of routes.
+
+Imports `inference.engines`.
+Start with `generate.py`.
+"""

@@ -1,9 +1,13 @@
-"""Experiment trackers: a reader of its own follows the metrics of a run and tells a tracker."""
+"""Experiment trackers: a process of its own follows the metrics of a run and sends them to a tracker.
+
+Imports `monitors`, `utils` and `configs`. One module a tracker, each behind the contract in `contract.py`.
+Start with `send.py`.
+"""
 
 import pkgutil
 from importlib import import_module
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.trackers import CustomTrackerConfig, TrackerConfig
 from braidrl.monitors.trackers.contract import Tracked, Tracker
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 
-from braidrl.monitors.naming import source_of
+from braidrl.monitors.metrics import source_of
 
 GLANCE = "at_a_glance"
 """Section of the overview: trackers sort sections by name."""

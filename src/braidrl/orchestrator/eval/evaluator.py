@@ -9,9 +9,9 @@ import verifiers.v1 as vf
 
 from braidrl.configs.eval import EvalConfig
 from braidrl.monitors.metrics import MetricsWriter, read_metrics
-from braidrl.orchestrator.envs import EvalEnv, Finished
+from braidrl.orchestrator.envs.source import EvalEnv, Finished
 from braidrl.orchestrator.eval.summary import summarize
-from braidrl.orchestrator.records import episode_record, write_records
+from braidrl.orchestrator.pipeline.records import episode_record, write_records
 from braidrl.report.evaluation import evaluation_lines
 from braidrl.utils.run_folder import RunFolder
 

@@ -3,13 +3,13 @@
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.envs import EvalEnv, Finished, warm_renderer
+from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
+from braidrl.orchestrator.envs.source import EvalEnv, Finished, warm_renderer
 from braidrl.orchestrator.eval.evaluator import Evaluator
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import ReplicaError, Replicas
-from braidrl.utils.api_key import bearer, read_api_key
+from braidrl.orchestrator.gateway.server import Gateway
+from braidrl.utils.http import bearer, read_api_key
 from braidrl.utils.run_folder import RunFolder
 
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from braidrl.configs.eval import EvalSettings
-from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.envs.source import Finished
 
 Z95 = 1.959963984540054
 """97.5% quantile of the normal distribution."""

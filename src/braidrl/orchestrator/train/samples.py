@@ -11,7 +11,7 @@ from verifiers.v1 import Trace
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch
 
-from braidrl.orchestrator.train.heads import Heads, branch_head
+from braidrl.orchestrator.train.topk import Heads, branch_head
 from braidrl.transport.types import TrainingSample
 
 RL, CE, REF_KL = "rl", "ce", "ref_kl"
@@ -58,29 +58,11 @@ def flatten_trace(
     Raises:
         MissingHeadError: heads are captured, but a token of the rl loss has none.
     """
-    result = Flattened()
-    if reason := _misfit(trace):
-        result.refused[reason] += 1
-        return result
-    spans = _version_spans(trace, versions)
-    trained: set[int] = set()
-    for branch in _trainable(trace):
-        sample = _flatten_branch(branch, trained)
-        if sample is None:
-            continue
-        if len(sample.token_ids) > seq_len:
-            result.refused["too_long"] += 1
-            continue
-        own = [spans[id(node)] for node in branch.nodes if id(node) in spans]
-        if heads is not None:
-            _attach_head(sample, branch, heads, trace.id)
-        trained.update(id(node) for node in branch.nodes)
-        sample.version_start = min((start for start, _ in own), default=0)
-        sample.version_end = max((end for _, end in own), default=0)
+    result = _cut(trace, seq_len, versions, heads)
+    for sample in result.samples:
         sample.temperature, sample.env, sample.agent = temperature, env, trace.agent.name
         sample.group_id, sample.episode_id, sample.trace_id = group_id, episode_id, trace.id
         sample.reward = trace.reward
-        result.samples.append(sample)
     return result
 
 
@@ -122,6 +104,31 @@ def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
     if rl.any():
         return msgspec.structs.replace(sample, rl_weights=weights)
     return msgspec.structs.replace(sample, rl_weights=weights, head_ids=None, head_logprobs=None)
+
+
+def _cut(trace: Trace, seq_len: int, versions: Sequence[int], heads: Heads | None) -> Flattened:
+    """Samples of a trace with their streams, heads and policy versions; see `flatten_trace`."""
+    result = Flattened()
+    if reason := _misfit(trace):
+        result.refused[reason] += 1
+        return result
+    spans = _version_spans(trace, versions)
+    trained: set[int] = set()
+    for branch in _trainable(trace):
+        sample = _flatten_branch(branch, trained)
+        if sample is None:
+            continue
+        if len(sample.token_ids) > seq_len:
+            result.refused["too_long"] += 1
+            continue
+        own = [spans[id(node)] for node in branch.nodes if id(node) in spans]
+        if heads is not None:
+            _attach_head(sample, branch, heads, trace.id)
+        trained.update(id(node) for node in branch.nodes)
+        sample.version_start = min((start for start, _ in own), default=0)
+        sample.version_end = max((end for _, end in own), default=0)
+        result.samples.append(sample)
+    return result
 
 
 def _trainable(trace: Trace) -> list[Branch]:

@@ -1,1 +1,5 @@
-"""The page of `braid report` and `braid watch`: what a run recorded, as HTML that needs no network."""
+"""HTML page of `braid report` and `braid watch`: everything that a run recorded, without network access.
+
+Imports `utils`.
+Start with `index.py`, then `write.py` and `server.py`.
+"""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from braidrl.packing import Normalisers
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs
+from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs
 from braidrl.trainer.rl.batch import LOSS_WEIGHTS
 from braidrl.trainer.rl.loss import Loss, LossInputs, mean, total
 from braidrl.trainer.rl.losses.ce import ce_loss

@@ -1,7 +1,7 @@
 """What a loss is: per-token tensors in, a sum to minimise and metrics out (seed 000).
 
 The built-in losses are vectorised: they take all members that an environment has in a micro batch in one call, and
-`sequence` tells the sequences apart.
+`sequence` tells the sequences apart; `sequence_sum` and `sequence_mean` reduce over each.
 """
 
 from collections.abc import Callable
@@ -103,3 +103,21 @@ def total(values: Tensor) -> Tensor:
 def weighted(values: Tensor, weights: Tensor | None, chosen: Tensor) -> Tensor:
     """`values` (float[M], of the chosen tokens) times their weights; `chosen` is an index or a mask of the N."""
     return values if weights is None else values * weights[chosen]
+
+
+def sequence_sum(values: Tensor, sequence: Tensor | None) -> Tensor:
+    """For every token the sum of `values` over its sequence. `values` float[N]; `sequence` i64[N] >= 0, None: one."""
+    if sequence is None:
+        return values.sum().expand(len(values))
+    _, index = sequence.unique(return_inverse=True)
+    return values.new_zeros(len(values)).index_add_(0, index, values)[index]
+
+
+def sequence_mean(values: Tensor, sequence: Tensor | None) -> Tensor:
+    """For every token the mean of `values` over its sequence."""
+    return sequence_sum(values, sequence) / sequence_sum(torch.ones_like(values), sequence)
+
+
+def count_sequences(sequence: Tensor | None, chosen: Tensor) -> int:
+    """How many sequences have a chosen token (bool[N])."""
+    return int(chosen.any()) if sequence is None else len(sequence[chosen].unique())

@@ -1,6 +1,7 @@
 """From samples to a batch that can be cut anywhere: every mask and weight that needs the whole batch is decided here.
 
-The order is that of seed 002: M2PO, IS correction (both on the members as they come), then the aggregation.
+The order is that of seed 002: M2PO, IS correction (both on the members as they come), then the aggregation:
+loss = sum(w l) / sum(w), so that what the rl loss is the mean of is a choice of token weights (SPEC section 6).
 """
 
 from collections.abc import Sequence
@@ -9,13 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import LossAggregation, TrainerConfig
 from braidrl.packing import rl_streams
-from braidrl.trainer.rl.aggregation import aggregation_weights
 from braidrl.trainer.rl.batch import LOSS_WEIGHTS, Batch
-from braidrl.trainer.rl.loss import mean
-from braidrl.trainer.rl.offpolicy.is_correction import is_correction
-from braidrl.trainer.rl.offpolicy.m2po import m2po
+from braidrl.trainer.rl.loss import mean, sequence_sum
+from braidrl.trainer.rl.offpolicy import is_correction, m2po
 from braidrl.transport.types import TrainingSample
 
 Streams = Sequence[np.ndarray]
@@ -108,3 +107,16 @@ class _Members:
     def _repeat(self, numbers: Sequence[int]) -> Tensor:
         counts = torch.tensor([len(where) for where in self.where], dtype=torch.long)
         return torch.tensor(list(numbers), dtype=torch.long).repeat_interleave(counts)
+
+
+def aggregation_weights(weights: Tensor, trajectory: Tensor, mode: LossAggregation) -> Tensor:
+    """Weights float[N] >= 0 of the rl members, so that sum(w l) / sum(w) is the mean that `mode` says.
+
+    `token-mean`: as they are. `seq-mean-token-mean`: those of each trajectory (i64[N], all its samples pooled)
+    sum to 1, so that sum(w) counts the trajectories that have any. A sum over micro batches and ranks of both
+    numerator and denominator does not depend on how they are cut.
+    """
+    if mode == "token-mean":
+        return weights
+    sums = sequence_sum(weights, trajectory)
+    return torch.where(sums > 0, weights / sums, 0)

@@ -3,13 +3,13 @@
 import logging
 import time
 
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.trainer.checkpoint import load_checkpoint, save_checkpoint
-from braidrl.trainer.metrics import staleness_metrics, summary
 from braidrl.trainer.parallel import data_parallel
-from braidrl.trainer.step import Learner
-from braidrl.trainer.tokens import TokenRecorder
+from braidrl.trainer.rl.metrics import staleness_metrics, summary
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.rl.token_records import TokenRecorder
+from braidrl.trainer.state.checkpoint import load_checkpoint, save_checkpoint
 from braidrl.transport.rollouts import BatchReader
 from braidrl.utils.retention import prune_checkpoints
 from braidrl.utils.run_folder import RunFolder

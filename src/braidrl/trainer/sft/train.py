@@ -4,12 +4,12 @@ import logging
 import time
 
 from braidrl.configs.sft import SFTConfig
-from braidrl.configs.trainer import TrainerConfig
+from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.trainer.metrics import summary
 from braidrl.trainer.parallel import data_parallel
+from braidrl.trainer.rl.metrics import summary
+from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.sft.data import Demonstrations
-from braidrl.trainer.step import Learner
 from braidrl.utils.renderer import load_renderer
 from braidrl.utils.run_folder import RunFolder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.inference import InferenceConfig
 from braidrl.inference.engines.vllm import arguments, interpreter, variables
 

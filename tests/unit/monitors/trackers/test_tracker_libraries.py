@@ -11,7 +11,7 @@ from tracked_runs import GLANCES, series_in_tensorboard, small_run, tell_all, wr
 from braidrl.configs.trackers import MLflowTrackerConfig, TensorBoardTrackerConfig, WandbTrackerConfig
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.monitors.record import recorded
-from braidrl.monitors.trackers.tell import tracked
+from braidrl.monitors.trackers.send import tracked
 
 
 def test_tensorboard_reads_what_was_told(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import tracker_examples
 from tracked_runs import EVAL, GLANCES, ORCHESTRATOR, TRAINER, series_in_tensorboard, small_run, write_step
 from tracker_examples import told, wait_for
 
-from braidrl.configs.errors import ConfigError
+from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.trackers import (
     CustomTrackerConfig,
     TensorBoardTrackerConfig,
@@ -21,9 +21,9 @@ from braidrl.configs.trackers import (
     labels,
 )
 from braidrl.entrypoints import track
-from braidrl.entrypoints.tracking import check_trackers, tracking
+from braidrl.launch.tracker_processes import check_trackers, tracking
 from braidrl.monitors.trackers.overview import named
-from braidrl.monitors.trackers.tell import tell, tracked
+from braidrl.monitors.trackers.send import tell, tracked
 from braidrl.utils.run_folder import RunFolder
 from tests.support.paths import DOCS
 
@@ -116,7 +116,7 @@ def test_a_tracker_does_not_outlive_a_launcher_that_was_killed(tmp_path: Path) -
         "from pathlib import Path\n"
         "import tracker_examples\n"
         "from braidrl.configs.trackers import CustomTrackerConfig\n"
-        "from braidrl.entrypoints.tracking import tracking\n"
+        "from braidrl.launch.tracker_processes import tracking\n"
         "from braidrl.utils.run_folder import RunFolder\n"
         "config = CustomTrackerConfig(import_path='tracker_examples:Writes')\n"
         "run = RunFolder(Path(sys.argv[1]))\n"
@@ -191,7 +191,7 @@ def test_a_tracker_that_fails_by_hand_is_one_clear_error(
 def test_a_library_that_is_missing_is_found_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     trackers = [TensorBoardTrackerConfig(), custom("Writes")]
     check_trackers(trackers)
-    monkeypatch.setattr("braidrl.entrypoints.tracking.find_spec", {"wandb": None}.get)
+    monkeypatch.setattr("braidrl.launch.tracker_processes.find_spec", {"wandb": None}.get)
     with pytest.raises(ConfigError, match=r"tracker\[0\].type: tensorboard is not installed: pip install"):
         check_trackers(trackers)
 

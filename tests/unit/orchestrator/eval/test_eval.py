@@ -14,7 +14,7 @@ from stub_tasks import StubConfig, StubTaskset
 
 from braidrl.configs.eval import EvalConfig, EvalSettings
 from braidrl.monitors.metrics import read_metrics
-from braidrl.orchestrator.envs import Finished
+from braidrl.orchestrator.envs.source import Finished
 from braidrl.orchestrator.eval.summary import Z95, pass_at_k, powers_of_two, reward_of, summarize
 from braidrl.report.evaluation import evaluation_table
 from braidrl.utils.run_folder import RunFolder

@@ -21,10 +21,10 @@ from trajectories import END, RENDERERS, create_tokenizer, play
 
 from braidrl.configs.model import RendererConfig
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.envs import TrainEnv
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.metrics import StepMetrics
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.envs.source import TrainEnv
+from braidrl.orchestrator.gateway.server import Gateway
+from braidrl.orchestrator.pipeline.metrics import StepMetrics
 from braidrl.orchestrator.train.samples import Flattened, flatten_trace
 from braidrl.orchestrator.train.turns import FALLBACKS, Turn, TurnReader
 from braidrl.transport.types import TrainingSample

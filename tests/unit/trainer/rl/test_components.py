@@ -7,8 +7,8 @@ import torch
 
 from braidrl.configs.loss import IcePopLossConfig, IPOLossConfig
 from braidrl.packing import COMPONENTS, Normalisers, Segment, pack
-from braidrl.trainer.attention import Forest
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, to_device
+from braidrl.trainer.model.attention import Forest
+from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss, reduce_metrics
 from braidrl.trainer.rl.loss import Loss
 from braidrl.trainer.rl.losses import make_loss

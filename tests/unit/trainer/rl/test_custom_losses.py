@@ -11,7 +11,7 @@ from braidrl.configs.loss import CustomLossConfig
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import LossFunctionError, LossInputs, LossOutputs
 from braidrl.trainer.rl.losses import make_loss
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
 from tests.support.trainer_batches import make_batch, trainer_config
 from tests.support.user_code import check_clipped_ppo
 

@@ -9,9 +9,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 
-from braidrl.configs.trainer import TrainerConfig
-from braidrl.trainer.forward import to_device, token_logprobs
-from braidrl.trainer.model import pack_exactly
+from braidrl.configs.trainer.config import TrainerConfig
+from braidrl.trainer.model.forward import to_device, token_logprobs
+from braidrl.trainer.model.loading import pack_exactly
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.objective import RLObjective

@@ -10,14 +10,14 @@ import torch
 from pydantic import ValidationError
 
 from braidrl.configs.loss import GRPOLossConfig
-from braidrl.configs.offpolicy import ReferenceKLConfig
-from braidrl.trainer.checkpoint import save_checkpoint
+from braidrl.configs.trainer.offpolicy import ReferenceKLConfig
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.loss import LossInputs
 from braidrl.trainer.rl.losses import make_loss
+from braidrl.trainer.rl.objective import reference_kl
 from braidrl.trainer.rl.preparation import prepare
-from braidrl.trainer.rl.regularisers import reference_kl
-from braidrl.trainer.step import Learner
+from braidrl.trainer.rl.step import Learner
+from braidrl.trainer.state.checkpoint import save_checkpoint
 from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 from tests.support.trainer_batches import make_batch, trainer_config

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from braidrl.configs.trainer import TrainerConfig
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.configs.trainer.config import TrainerConfig
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.batch import Batch
 from braidrl.trainer.rl.components import component_loss, reduce_metrics
 from braidrl.trainer.rl.objective import RLObjective

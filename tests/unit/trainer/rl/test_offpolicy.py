@@ -4,15 +4,13 @@ import pytest
 import torch
 
 from braidrl.configs.loss import GRPOLossConfig, GSPOLossConfig, IcePopLossConfig, IPOLossConfig
-from braidrl.configs.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
-from braidrl.trainer.rl.aggregation import aggregation_weights
+from braidrl.configs.trainer.offpolicy import ISCorrectionConfig, M2POConfig, OPSMConfig, ReferenceKLConfig
 from braidrl.trainer.rl.loss import LossInputs, mismatch_kl
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.trainer.rl.losses.ref_kl import ref_kl_loss
-from braidrl.trainer.rl.offpolicy.is_correction import is_correction
-from braidrl.trainer.rl.offpolicy.m2po import m2po
-from braidrl.trainer.rl.offpolicy.opsm import opsm
-from braidrl.trainer.rl.regularisers import reference_kl
+from braidrl.trainer.rl.objective import reference_kl
+from braidrl.trainer.rl.offpolicy import is_correction, m2po, opsm
+from braidrl.trainer.rl.preparation import aggregation_weights
 
 PRECISIONS = [(torch.float64, 1e-9), (torch.float32, 1e-5)]
 

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from braidrl.configs.trainer import TrainerConfig
-from braidrl.trainer.forward import DeviceMicroBatch, TokenOutputs, to_device
+from braidrl.configs.trainer.config import TrainerConfig
+from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss, reduce_metrics
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare

@@ -1,10 +1,13 @@
-"""Algorithms: one module each. An algorithm annotates finished episodes; everything downstream is blind to
-its name."""
+"""Algorithms, one module each. An algorithm annotates finished episodes; later stages do not depend on its name.
+
+Imports `orchestrator.train.samples`, `utils` and `configs`.
+Start with `base.py` and `routing.py`, then `grpo.py`.
+"""
 
 from typing import Any
 
 from braidrl.configs.algorithm import BaseAlgorithmConfig
-from braidrl.configs.faults import tag_of
+from braidrl.configs.core.faults import tag_of
 from braidrl.configs.plugins import ALGORITHM
 from braidrl.orchestrator.train.algo.base import Algorithm
 from braidrl.orchestrator.train.algo.echo import EchoAlgorithm

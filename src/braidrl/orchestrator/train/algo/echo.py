@@ -8,7 +8,7 @@ from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import Branch
 
 from braidrl.configs.algorithm import EchoConfig
-from braidrl.configs.echo import EchoFilterConfig
+from braidrl.configs.algorithm.echo import EchoFilterConfig
 from braidrl.orchestrator.train.algo.grpo import GroupRelativeAlgorithm
 from braidrl.orchestrator.train.algo.routing import merge_weights, trainable_traces
 from braidrl.orchestrator.train.samples import CE

@@ -4,7 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from verifiers.v1 import Trace
 
-from braidrl.configs.length_penalty import LinearPenaltyConfig, LinearSubagentPenaltyConfig
+from braidrl.configs.algorithm.group import LinearPenaltyConfig, LinearSubagentPenaltyConfig
 from braidrl.orchestrator.train.algo.advantage import Array
 
 PROPAGATES = ("subagent_call", "continuation", "compaction_attempt", "compaction")

@@ -12,8 +12,7 @@ from verifiers.v1 import Trace
 
 from braidrl.configs.algorithm import FrozenModelConfig
 from braidrl.orchestrator.train.algo.routing import assign_reference_logprobs
-from braidrl.utils.api_key import bearer, read_api_key
-from braidrl.utils.retry import RETRIED, Backoff, describe
+from braidrl.utils.http import RETRIED, Backoff, bearer, describe, read_api_key
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
 """Routes that score prompts, the preferred one first."""

@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 from verifiers.v1 import Episode, Task
 
-from braidrl.configs.samplers import DifficultyPoolSamplerConfig
-from braidrl.orchestrator.train.curriculum.base import TaskSampler
+from braidrl.configs.curriculum.samplers import DifficultyPoolSamplerConfig
+from braidrl.orchestrator.train.curriculum.base import Tasks, TaskSampler, number_of
 from braidrl.orchestrator.train.curriculum.rewards import LatestRewards
-from braidrl.orchestrator.train.curriculum.tasks import Tasks, number_of
 
 logger = logging.getLogger(__name__)
 

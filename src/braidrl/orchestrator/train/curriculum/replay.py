@@ -5,11 +5,10 @@ from typing import Any
 
 from verifiers.v1 import Episode, Task
 
-from braidrl.configs.samplers import ReplaySamplerConfig, StandardSamplerConfig
-from braidrl.orchestrator.train.curriculum.base import TaskSampler
+from braidrl.configs.curriculum.samplers import ReplaySamplerConfig, StandardSamplerConfig
+from braidrl.orchestrator.train.curriculum.base import Tasks, TaskSampler
 from braidrl.orchestrator.train.curriculum.rewards import LatestRewards, between
 from braidrl.orchestrator.train.curriculum.standard import StandardSampler
-from braidrl.orchestrator.train.curriculum.tasks import Tasks
 
 
 class ReplaySampler(TaskSampler[ReplaySamplerConfig]):

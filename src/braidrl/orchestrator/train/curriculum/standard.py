@@ -5,9 +5,8 @@ from typing import Any
 
 from verifiers.v1 import Task
 
-from braidrl.configs.samplers import StandardSamplerConfig
-from braidrl.orchestrator.train.curriculum.base import TaskSampler
-from braidrl.orchestrator.train.curriculum.tasks import Tasks
+from braidrl.configs.curriculum.samplers import StandardSamplerConfig
+from braidrl.orchestrator.train.curriculum.base import Tasks, TaskSampler
 
 
 class StandardSampler(TaskSampler[StandardSamplerConfig]):

@@ -1,9 +1,13 @@
-"""One module a loss. `ce` and `ref_kl` are fixed components; the others are what `trainer.loss` may be."""
+"""Losses, one module each. `ce` and `ref_kl` are fixed components; the others are values of `trainer.loss.type`.
+
+Imports `trainer.rl.loss` and `configs`; nothing of the step that calls them.
+Start with `grpo.py`.
+"""
 
 from collections.abc import Callable
 from functools import partial
 
-from braidrl.configs.faults import tag_of
+from braidrl.configs.core.faults import tag_of
 from braidrl.configs.loss import BaseLossConfig, CustomLossConfig
 from braidrl.configs.plugins import LOSS
 from braidrl.trainer.rl.loss import Loss, LossOutputs

@@ -3,9 +3,8 @@
 import torch
 
 from braidrl.configs.loss import GSPOLossConfig
-from braidrl.trainer.rl.loss import LossInputs, LossOutputs, mean, weighted
+from braidrl.trainer.rl.loss import LossInputs, LossOutputs, mean, sequence_mean, weighted
 from braidrl.trainer.rl.losses.surrogate import change_from_old, clipped_gain
-from braidrl.trainer.rl.sequences import sequence_mean
 
 
 def gspo_loss(inputs: LossInputs, config: GSPOLossConfig) -> LossOutputs:

@@ -15,7 +15,7 @@ from braidrl.configs.algorithm import (
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.algo.length_penalty import length_penalty
 from braidrl.orchestrator.train.algo.routing import eligible_traces, groups_by_id
-from braidrl.orchestrator.train.replay import score_batch
+from braidrl.orchestrator.train.rescore import score_batch
 from tests.support.credit import EXACT, conversation
 from tests.support.episodes import advantages_of, episode, trace
 

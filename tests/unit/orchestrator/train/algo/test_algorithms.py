@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from braidrl.configs.algorithm import AlgorithmConfig, BaseAlgorithmConfig, GRPOConfig
-from braidrl.configs.faults import tag_of
+from braidrl.configs.core.faults import tag_of
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import ALGORITHM_CLASSES, Algorithm, make_algorithm
 from braidrl.orchestrator.train.algo.advantage import group_advantages
@@ -18,7 +18,7 @@ from braidrl.orchestrator.train.algo.grpo import GRPOAlgorithm
 from braidrl.orchestrator.train.algo.routing import assign_advantages, eligible_traces, stamp_action_weights
 from braidrl.orchestrator.train.samples import CE
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingSample

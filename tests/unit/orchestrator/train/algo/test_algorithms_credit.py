@@ -15,7 +15,7 @@ from braidrl.configs.algorithm import (
     MaxRLConfig,
     RAEConfig,
 )
-from braidrl.configs.length_penalty import LinearPenaltyConfig
+from braidrl.configs.algorithm.group import LinearPenaltyConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.algo.advantage import weighted_advantages
 from braidrl.orchestrator.train.algo.length_penalty import (

@@ -15,14 +15,14 @@ from verifiers.v1.trace import TraceTask
 from braidrl.configs.algorithm import OPDConfig, OPSDConfig, SFTDistillConfig
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.gateway import Gateway
-from braidrl.orchestrator.replicas import Replicas
+from braidrl.orchestrator.engines.pool import Replicas
+from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.algo.reference import Reference
 from braidrl.orchestrator.train.algo.routing import assign_reference_logprobs
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingBatch, decode_batch, encode

@@ -12,7 +12,7 @@ from braidrl.configs.loss import IPOLossConfig
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.samples import CE, drop_zero_signal, flatten_trace
 from braidrl.packing import Normalisers, pack
-from braidrl.trainer.forward import TokenOutputs, to_device
+from braidrl.trainer.model.forward import TokenOutputs, to_device
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.losses import make_loss
 from braidrl.transport.types import TrainingSample

@@ -12,7 +12,7 @@ from aiohttp import web
 from stub_engine import StubEngine
 from stub_trainer import orchestrator_config, run_with_stubs
 
-from braidrl.orchestrator.signal_watch import NoSignalError
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
 from braidrl.orchestrator.train.algo.reference import ScoringError
 from braidrl.transport.types import TrainingBatch, TrainingSample
 from braidrl.utils.run_folder import RunFolder

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from braidrl.orchestrator.signal_watch import NoSignalError
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
 from tests.support.fake_teacher import FakeTeacher
 from tests.unit.orchestrator.train.algo.test_algorithms_pipeline import ScoringStub, run, shipped
 

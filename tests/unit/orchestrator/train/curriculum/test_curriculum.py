@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 import verifiers.v1 as vf
 
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.orchestrator import CurriculumConfig
 from braidrl.orchestrator.train.curriculum import Curriculum
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.support.groups import Endless

@@ -9,7 +9,7 @@ import pytest
 import verifiers.v1 as vf
 from pydantic import ValidationError
 
-from braidrl.configs.curriculum import CurriculumConfig
+from braidrl.configs.orchestrator import CurriculumConfig
 from braidrl.orchestrator.train.curriculum import Curriculum
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.support.groups import Endless, group_of

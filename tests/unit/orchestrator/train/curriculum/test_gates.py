@@ -8,21 +8,20 @@ import pytest
 from pydantic import ValidationError
 
 from braidrl.configs.algorithm import EchoConfig, RAEConfig, SFTDistillConfig
-from braidrl.configs.curriculum import CurriculumConfig
-from braidrl.configs.gates import BaseGateConfig
-from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.records import group_records
-from braidrl.orchestrator.signal_watch import NoSignalError
-from braidrl.orchestrator.sink import Sink
+from braidrl.configs.curriculum.gates import BaseGateConfig
+from braidrl.configs.orchestrator import CurriculumConfig, OrchestratorConfig
+from braidrl.orchestrator.pipeline.no_signal import NoSignalError
+from braidrl.orchestrator.pipeline.records import group_records
+from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.orchestrator.train.algo import make_algorithm
 from braidrl.orchestrator.train.curriculum import AdmissionGate, Curriculum
 from braidrl.orchestrator.train.curriculum.rewards import rewards_of
 from reverse_text import ReverseTextConfig, ReverseTextTaskset
 from tests.support.groups import group_of
 from tests.support.stub_episodes import make_episode, make_failure, observe
-from tests.unit.orchestrator.test_dispatcher import end_all, make_env, open_dispatcher
-from tests.unit.orchestrator.test_sink import add, fill, make_config, open_group
-from tests.unit.orchestrator.test_sink import make_env as make_sink_env
+from tests.unit.orchestrator.pipeline.test_dispatcher import end_all, make_env, open_dispatcher
+from tests.unit.orchestrator.pipeline.test_sink import add, fill, make_config, open_group
+from tests.unit.orchestrator.pipeline.test_sink import make_env as make_sink_env
 
 RANGE = {"low_signal": {"type": "advantage_range", "reject_min": -0.05, "reject_max": 0.05}}
 """The document's."""

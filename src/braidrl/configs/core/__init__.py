@@ -1,0 +1,5 @@
+"""Basis of all configs: the strict base class, loading, errors, inheritance, reference and JSON schema.
+
+Imports nothing of Braid.
+Start with `base.py` and `load.py`.
+"""

@@ -1,0 +1,133 @@
+"""What `braid eval` evaluates: a server that is there, or a policy on this disk that is served for it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from braidrl.configs.core.errors import ConfigError
+from braidrl.configs.core.inherit import inherit
+from braidrl.configs.core.load import load_config
+from braidrl.configs.eval import EvalConfig, EvalSettings, EvalSourceConfig
+from braidrl.configs.eval_command import SHARED, EvalCommandConfig
+from braidrl.configs.orchestrator import ClientConfig, OrchestratorConfig
+from braidrl.utils.model_source import ModelSource, find_model
+from braidrl.utils.process import free_port
+from braidrl.utils.renderer import renderer_options
+from braidrl.utils.run_folder import RunFolder
+
+FROM_RUN = ("seq_len", "seed", "renderer")
+"""Keys that the run of a policy says, unless the command does."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where the evaluated policy is served."""
+
+    version: int
+    """Its step in the run that made it; 0 where no run did."""
+    model: str
+    """Its name there."""
+    base_url: list[str]
+    served: bool
+    """Whether the embedded engine is to be started for it."""
+    source: ModelSource | None = None
+    """Checkpoint or adapter that must become a folder before it can be served; None: there is nothing to do."""
+
+    def prepare(self, dtype: str) -> None:
+        """Write the folder that is served, where there is none. Raises `ConfigError`."""
+        if self.source is None or Path(self.model).exists():
+            return
+        from braidrl.trainer.state.export import export_model
+
+        try:
+            export_model(self.source, Path(self.model), dtype)
+        except (OSError, ValueError) as error:
+            raise ConfigError("model.path", str(error)) from None
+
+
+def resolve(config: EvalCommandConfig) -> tuple[EvalCommandConfig, Target]:
+    """Find what is evaluated and on which sources, and check the environments. Raises `ConfigError`."""
+    from braidrl.configs.resolve import resolve_sources
+
+    config = config.model_copy(deep=True)
+    target = _endpoint(config) if config.client.base_url else _on_disk(config)
+    if not config.source:
+        raise ConfigError(
+            "source",
+            "nothing to evaluate on: add [[source]] with env.taskset.id, or name a run that has eval sources",
+        )
+    resolve_sources(config.source, "source")
+    renderer_options(config.renderer)
+    return config, target
+
+
+def orchestrator_config(config: EvalCommandConfig, target: Target) -> OrchestratorConfig:
+    """What the rooms of the data plane are told."""
+    return OrchestratorConfig(
+        model=config.model,
+        output_dir=config.output_dir,
+        seq_len=config.seq_len,
+        seed=config.seed,
+        renderer=config.renderer,
+        client=ClientConfig(
+            base_url=target.base_url,
+            api_key_var=config.inference.api_key_var if target.served else config.client.api_key_var,
+            startup_timeout=config.client.startup_timeout,
+        ),
+        gateway=config.gateway,
+        eval=EvalConfig(source=config.source, max_concurrent=config.max_concurrent),
+    )
+
+
+def _endpoint(config: EvalCommandConfig) -> Target:
+    if config.step is not None:
+        raise ConfigError("step", "a server has one policy, the one that it serves; leave step away")
+    return Target(0, config.client.model or config.model.path, config.client.base_url, served=False)
+
+
+def _on_disk(config: EvalCommandConfig) -> Target:
+    """The policy that `model.path` means; the config gets its folder, and what its run says."""
+    if config.inference.replicas != 1:
+        raise ConfigError(
+            "inference.replicas",
+            f"it is {config.inference.replicas}, but an evaluation starts one server; leave it away, or start `braid "
+            "inference` as often as you like and name the addresses in client.base_url",
+        )
+    path, source = Path(config.model.path), None
+    if path.is_dir() or path.is_absolute() or len(path.parts) > 2 or config.step is not None:  # no hub id
+        try:
+            source = find_model(path, config.step)
+        except (OSError, ValueError) as error:
+            raise ConfigError("model.path", str(error)) from None
+        if source.run is not None:
+            _ask_run(config, source.run)
+        made = config.output_dir / "models" / f"step_{source.step:06d}"
+        whole = source.weights if source.adapter is None else None
+        config.model.path = str(whole or made)
+    for key in SHARED:
+        setattr(config.inference, key, getattr(config, key))
+    if "port" not in config.inference.model_fields_set:
+        config.inference.port = free_port(config.inference.host)
+    url = f"http://{config.inference.host}:{config.inference.port}/v1"
+    lacks_folder = source if source is not None and (source.weights is None or source.adapter) else None
+    return Target(source.step if source else 0, config.model.path, [url], True, lacks_folder)
+
+
+def _ask_run(config: EvalCommandConfig, run: RunFolder) -> None:
+    """Take over what the command leaves open from the run's own config: how it renders, and its eval sources."""
+    path = run.configs / "orchestrator.toml"
+    if not path.is_file():
+        return
+    known = load_config(OrchestratorConfig, ["@", str(path)])
+    for key in FROM_RUN:
+        if key not in config.model_fields_set:
+            setattr(config, key, getattr(known, key))
+    for key in ("dtype", "trust_remote_code"):
+        if key not in config.model.model_fields_set:
+            setattr(config.model, key, getattr(known.model, key))
+    if not config.source:
+        given = config.model_dump(exclude_unset=True)
+        given = {key: given[key] for key in EvalSettings.model_fields if key in given}
+        config.source = [
+            EvalSourceConfig.model_validate(inherit(source.model_dump(), given))
+            for source in known.eval.source
+        ]

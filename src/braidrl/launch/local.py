@@ -1,0 +1,125 @@
+"""Processes of this machine."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from braidrl.launch.contract import End, Place, Process, Slot
+from braidrl.utils.process import free_port
+
+PR_SET_PDEATHSIG = 1
+LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass
+class Child:
+    """One started process and the log that it writes."""
+
+    popen: subprocess.Popen
+    stream: IO[bytes]
+
+
+class LocalLauncher:
+    """Children of this process. Nothing outlives it, not even when it is killed.
+
+    Args:
+        stop_timeout: seconds that processes get to end by themselves.
+        devices: names of the GPUs, as `CUDA_VISIBLE_DEVICES` spells them, that slots are to share.
+        host: address of this machine for the run's other processes.
+    """
+
+    moves = False
+    placement_timeout = 0.0
+
+    def __init__(self, stop_timeout: float, devices: Sequence[str] = (), host: str = LOOPBACK) -> None:
+        self.stop_timeout = stop_timeout
+        self.devices = devices
+        self.host = host
+        self.slots: dict[str, Slot] = {}
+        self.places: dict[str, Place] = {}
+        self.children: dict[str, Child] = {}
+
+    def place(self, slot: Slot) -> Place:
+        """This machine; its free ports are given once each."""
+        if slot.name not in self.places:
+            self.slots[slot.name], self.places[slot.name] = slot, self._choose(slot)
+        return self.places[slot.name]
+
+    def _choose(self, slot: Slot) -> Place:
+        taken = {place.port for place in self.places.values()}
+        port = slot.port
+        while port is None or (slot.port is None and port in taken):
+            port = free_port(self.host)
+        return Place(self.host, port)
+
+    def start(self, process: Process) -> None:
+        """Start it in a process group of its own."""
+        if (ended := self.children.get(process.name)) is not None:
+            _close(ended)
+        process.log.parent.mkdir(parents=True, exist_ok=True)
+        stream = process.log.open("ab")
+        popen = subprocess.Popen(
+            self.command(process),
+            stdout=stream,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, **process.env},
+            start_new_session=True,
+            preexec_fn=_die_with_parent if LIBC is not None else None,  # noqa: PLW1509 - it takes no lock
+        )
+        self.children[process.name] = Child(popen, stream)
+
+    def command(self, process: Process) -> list[str]:
+        """The command line that runs `process` at its place."""
+        slot, visible = self.slots.get(process.name), []
+        if slot is not None and slot.devices:
+            names = self.devices or [str(index) for index in range(max(slot.devices) + 1)]
+            visible = ["env", f"CUDA_VISIBLE_DEVICES={','.join(names[index] for index in slot.devices)}"]
+        return [*visible, sys.executable, "-m", "braidrl.cli", *process.args]
+
+    def poll(self, name: str) -> End | None:
+        """How it ended."""
+        code = self.children[name].popen.poll()
+        return None if code is None else End.of(code)
+
+    def stop(self) -> None:
+        """Ask every process to end, wait `stop_timeout` seconds for all of them together, kill the rest."""
+        for child in self.children.values():
+            _signal_group(child, signal.SIGTERM)
+        deadline = time.monotonic() + self.stop_timeout
+        for child in self.children.values():
+            try:
+                child.popen.wait(max(0.0, deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                pass
+            _close(child)
+        self.children.clear()
+
+    def shortage(self) -> str:
+        """Nothing is ever short here."""
+        return "this machine takes every process"
+
+
+def _close(child: Child) -> None:
+    """Kill what is left of a process and its own children."""
+    _signal_group(child, signal.SIGKILL)
+    child.popen.wait()
+    child.stream.close()
+
+
+def _signal_group(child: Child, number: int) -> None:
+    try:
+        os.killpg(child.popen.pid, number)
+    except ProcessLookupError:
+        pass
+
+
+def _die_with_parent() -> None:
+    LIBC.prctl(PR_SET_PDEATHSIG, signal.SIGTERM)  # type: ignore[union-attr]

@@ -1,0 +1,160 @@
+"""Who finds whom: from places to the command of every process."""
+
+import os
+import secrets
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from braidrl.configs.core.load import to_toml
+from braidrl.configs.rl import RLConfig
+from braidrl.launch.contract import Launcher, Place, Process, Slot
+from braidrl.utils.process import environment
+from braidrl.utils.publish import publish_bytes
+from braidrl.utils.run_folder import RunFolder
+
+POLL_SECONDS = 0.2
+"""Pause between two looks at what is awaited."""
+API_KEY = "BRAID_API_KEY"
+"""Environment variable of the key that is made for servers which other machines reach."""
+
+
+class PlacementError(RuntimeError):
+    """There was no room for a process."""
+
+
+def place_all(launcher: Launcher, slots: Iterable[Slot]) -> dict[str, Place]:
+    """A place for every slot, by its name. Raises `PlacementError` at the launcher's deadline."""
+    places: dict[str, Place] = {}
+    missing = list(slots)
+    deadline = time.monotonic() + launcher.placement_timeout
+    while True:
+        places |= {slot.name: place for slot in missing if (place := launcher.place(slot)) is not None}
+        missing = [slot for slot in missing if slot.name not in places]
+        if not missing:
+            return places
+        if time.monotonic() > deadline:
+            raise PlacementError(
+                f"waited {launcher.placement_timeout:g} s for room for {', '.join(slot.name for slot in missing)}; "
+                f"{launcher.shortage()}"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+class Wiring:
+    """The processes of one start of a run.
+
+    Args:
+        launcher: has placed all slots.
+        step: step that the run goes on after; 0: it starts.
+        verbose: whether logs have debug messages.
+    """
+
+    def __init__(
+        self,
+        config: RLConfig,
+        run: RunFolder,
+        launcher: Launcher,
+        slots: list[Slot],
+        step: int,
+        verbose: bool,
+    ) -> None:
+        self.config = config
+        self.run = run
+        self.launcher = launcher
+        self.slots = {slot.name: slot for slot in slots}
+        self.step = step
+        self.verbose = verbose
+        self.places = place_all(launcher, slots)
+        if config.inference.api_key_var == API_KEY and not os.environ.get(API_KEY):
+            os.environ[API_KEY] = secrets.token_urlsafe(32)
+        self._write_configs()
+
+    def processes(self) -> list[Process]:
+        """All of them, in the order of their start; each waits for what it needs of the others."""
+        return [self._process(slot) for slot in self.slots.values()]
+
+    def renew(self, process: Process) -> Process | None:
+        """The process to start in the place of a server that ended; None while there is no place for it. Where it
+        moves, the orchestrator reads so in the address file."""
+        slot = self.slots[process.name]
+        place = self.launcher.place(slot)
+        if place is None:
+            return None
+        if place != self.places[slot.name]:
+            self.places[slot.name] = place
+            publish_bytes(self._address_file, "\n".join(self._base_urls()).encode())
+        return self._process(slot)
+
+    def _write_configs(self) -> None:
+        """One file a process beside the resolved config of the run."""
+        trainer = self.config.trainer.model_copy(deep=True)
+        if "transfer_host" not in trainer.weights.model_fields_set:
+            trainer.weights.transfer_host = self.places["trainer"].host
+        orchestrator = self.config.orchestrator.model_copy(deep=True)
+        client = orchestrator.client
+        if "base_url" not in client.model_fields_set:
+            client.base_url = self._base_urls()
+            if self.launcher.moves:
+                self._address_file.unlink(missing_ok=True)
+                client.address_file = self._address_file.absolute()
+        parts: dict[str, BaseModel] = {
+            "trainer": trainer,
+            "orchestrator": orchestrator,
+            "inference": self.config.inference,
+        }
+        for kind, part in parts.items():
+            self._file(kind).write_text(to_toml(part))
+
+    def _process(self, slot: Slot) -> Process:
+        args = [slot.kind, "@", str(self._file(slot.kind))]
+        if slot.kind == "inference":
+            args += ["--port", str(self.places[slot.name].port)]
+        if slot.threads is not None:
+            args += ["--threads", str(slot.threads)]
+        if self.step and slot.kind != "inference":
+            args += ["--resume-step", str(self.step)]
+        if self.verbose:
+            args.append("--verbose")
+        serves = slot.kind == "inference"
+        return Process(
+            slot.name,
+            tuple(args),
+            self.run.log(slot.name),
+            environment(slot.threads) | self._rendezvous(slot) | self._keys(),
+            ends=not serves,
+            health=self.places[slot.name] if serves else None,
+            max_restarts=self.config.inference.max_restarts if serves else 0,
+        )
+
+    def _rendezvous(self, slot: Slot) -> dict[str, str]:
+        """What a rank needs to find the others; nothing where it is the only one."""
+        ranks = [other for other in self.slots.values() if other.kind == "trainer"]
+        if slot.kind != "trainer" or len(ranks) == 1:
+            return {}
+        first = self.places[ranks[0].name]
+        return {
+            "RANK": str(slot.index),
+            "LOCAL_RANK": str(slot.local_rank),
+            "WORLD_SIZE": str(len(ranks)),
+            "MASTER_ADDR": first.host,
+            "MASTER_PORT": str(first.port),
+        }
+
+    def _keys(self) -> dict[str, str]:
+        """The key that servers and orchestrator share; a process on another machine would lack it."""
+        name = self.config.inference.api_key_var
+        return {name: os.environ[name]} if name is not None and name in os.environ else {}
+
+    def _base_urls(self) -> list[str]:
+        servers = [self.places[slot.name] for slot in self.slots.values() if slot.kind == "inference"]
+        return [f"http://{place.host}:{place.port}/v1" for place in servers]
+
+    @property
+    def _address_file(self) -> Path:
+        return self.run.configs / "addresses"
+
+    def _file(self, kind: str) -> Path:
+        return self.run.configs / f"{kind}.toml"

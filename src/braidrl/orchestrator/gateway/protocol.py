@@ -1,0 +1,164 @@
+"""What the gateway reads and rewrites in requests and answers; all else passes through as raw bytes."""
+
+from typing import Any
+
+import msgspec
+
+from braidrl.configs.model import UNBENT, check_unbent
+from braidrl.orchestrator.engines.weight_update import version_of
+from braidrl.orchestrator.gateway.candidates import take_heads
+from braidrl.orchestrator.gateway.sessions import Session, Spans
+from braidrl.orchestrator.train.topk import Head, num_candidates
+
+UNUSED = ("routed_experts_prompt_start",)
+"""Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
+
+
+class RequestError(ValueError):
+    """A request that the gateway refuses (status 400)."""
+
+
+class Request:
+    """The body of a model call. Raises `RequestError` when it is not a JSON object with a `model`."""
+
+    def __init__(self, body: bytes) -> None:
+        try:
+            self.fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+            self.model = msgspec.json.decode(self.fields["model"], type=str)
+            self.sampling = self._sampling()
+        except KeyError:
+            raise RequestError("the request has no `model`") from None
+        except msgspec.DecodeError as error:
+            raise RequestError(f"the request is not a JSON object of the expected shape: {error}") from None
+
+    def _sampling(self) -> dict[str, Any]:
+        names = [name for name in ("temperature", "seed", "stream", *UNBENT) if name in self.fields]
+        return {name: msgspec.json.decode(self.fields[name]) for name in names}
+
+    def check(self, session: Session) -> None:
+        """Refuse what the trainer cannot replay."""
+        if session.temperature is None:
+            return
+        try:
+            check_unbent(self.sampling)
+        except ValueError as error:
+            raise RequestError(str(error)) from None
+        temperature = self.sampling.get("temperature", 1.0)
+        if temperature != session.temperature:
+            raise RequestError(
+                f"temperature={temperature!r} differs from the {session.temperature!r} at which the trainer "
+                f"will compute log-probs; set the source's sampling.temperature instead"
+            )
+
+    def limit(self, context: int | None) -> None:
+        """Nothing to cap where the server renders the prompt itself."""
+
+    def spans(self, body: bytes, version: int | None) -> Spans:
+        """Policy versions of the tokens of an answer; none where tokens stay with the server."""
+        return []
+
+    def encode(self, seed: int | None, salt: str | None, head_size: int | None = None) -> bytes:
+        """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart; heads of
+        `head_size` are asked for where tokens come back."""
+        return self._encode({} if seed is None else {"seed": seed}, salt)
+
+    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, Head]]:
+        """An answer without the candidates that only the gateway asked for, and the heads recovered from them; none
+        where tokens stay with the server. Raises `ValueError` when candidates are missing."""
+        return body, {}
+
+    def _encode(self, changes: dict[str, Any], salt: str | None) -> bytes:
+        if salt is not None:
+            changes = {**changes, "cache_salt": salt}
+        return msgspec.json.encode({**self.fields, **changes})
+
+
+class GenerateRequest(Request):
+    """`POST /inference/v1/generate`: token ids in, token ids out."""
+
+    def _sampling(self) -> dict[str, Any]:
+        self.prompt = msgspec.json.decode(self.fields.get("token_ids", b"[]"), type=list[int])
+        params = msgspec.json.decode(self.fields.get("sampling_params", b"{}"), type=dict[str, Any])
+        return {name: value for name, value in params.items() if name not in UNUSED}
+
+    def limit(self, context: int | None) -> None:
+        """Cap `max_tokens` by the room that the prompt leaves; refuse a prompt that leaves none."""
+        if context is None:
+            return
+        room = context - len(self.prompt)
+        if room < 1:
+            raise RequestError(
+                f"the prompt of {len(self.prompt)} tokens leaves no room for an answer in the maximum "
+                f"context length of {context} tokens"
+            )
+        wanted = self.sampling.get("max_tokens")
+        self.sampling["max_tokens"] = room if wanted is None else min(wanted, room)
+
+    def spans(self, body: bytes, version: int | None) -> Spans:
+        return read_spans(body, version)
+
+    def encode(self, seed: int | None, salt: str | None, head_size: int | None = None) -> bytes:
+        sampling = self.sampling if seed is None else {**self.sampling, "seed": seed}
+        if head_size is not None:
+            wanted = max(num_candidates(head_size), self.sampling.get("logprobs") or 0)
+            sampling = {**sampling, "logprobs": wanted}
+        return self._encode({"sampling_params": sampling}, salt)
+
+    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, Head]]:
+        if size is None:
+            return body, {}
+        return take_heads(body, self.prompt, size, self.sampling.get("logprobs"))
+
+
+class _Labelled(msgspec.Struct):
+    """vLLM's span of generated tokens: a label that is ours, or its own for the weights that it started with."""
+
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int] = []
+    weight_versions: list[_Labelled] | None = None
+
+
+class _Answer(msgspec.Struct):
+    weight_versions: Spans | None = None
+    choices: list[_Choice] = []
+
+    def spans(self) -> Spans | None:
+        """Those of all choices; None where the engine does not report them."""
+        if self.weight_versions is not None or any(choice.weight_versions is None for choice in self.choices):
+            return self.weight_versions
+        labelled = (span for choice in self.choices for span in choice.weight_versions or ())
+        return [(version_of(span.version), span.end - span.start) for span in labelled]
+
+
+def read_spans(body: bytes, version: int | None) -> Spans:
+    """Policy versions of the generated tokens; `version` where the engine does not report them.
+
+    Raises `ValueError` when they do not cover the generated tokens exactly.
+    """
+    if version is None:
+        return []
+    answer = msgspec.json.decode(body, type=_Answer)
+    count = sum(len(choice.token_ids) for choice in answer.choices)
+    if (spans := answer.spans()) is None:
+        return [(version, count)]
+    if (reported := sum(span[1] for span in spans)) != count:
+        raise ValueError(f"weight_versions {spans} cover {reported} tokens, {count} were generated")
+    return spans
+
+
+def translate_answer(body: bytes) -> bytes:
+    """Spell token ids as the renderers read them: vLLM's `"token_id": N` becomes `"token": "token_id:N"`."""
+    if b'"token_id":' not in body:
+        return body
+    answer = msgspec.json.decode(body)
+    for choice in answer.get("choices") or []:
+        for entry in (choice.get("logprobs") or {}).get("content") or []:
+            for candidate in (entry, *(entry.get("top_logprobs") or [])):
+                if (token_id := candidate.pop("token_id", None)) is not None:
+                    candidate["token"] = f"token_id:{token_id}"
+    return msgspec.json.encode(answer)

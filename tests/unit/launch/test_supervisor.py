@@ -1,0 +1,191 @@
+"""Starting and stopping processes together, on commands that end at once or never, and starting servers anew."""
+
+import asyncio
+import subprocess
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from braidrl.launch import supervisor as module
+from braidrl.launch.contract import End, Place, Process
+from braidrl.launch.local import LocalLauncher
+from braidrl.launch.supervisor import ProcessFailed, Supervisor
+from braidrl.utils.log import tail
+from braidrl.utils.process import available_cores, environment
+from tests.support.fake_launcher import FakeLauncher
+from tests.support.stub_engine import StubEngine
+
+
+def process(folder: Path, *args: str, name: str = "helper", **more: bool) -> Process:
+    return Process(name, args, folder / f"{name}.log", {}, **more)
+
+
+def start(supervisor: Supervisor, process: Process) -> None:
+    """Start it and wait for its end."""
+    supervisor.start(process)
+    assert isinstance(supervisor.launcher, LocalLauncher)
+    supervisor.launcher.children[process.name].popen.wait(30)
+
+
+def test_a_good_end_is_noticed(tmp_path: Path) -> None:
+    with Supervisor(LocalLauncher(5.0)) as supervisor:
+        start(supervisor, process(tmp_path, "--version"))
+        supervisor.check()
+        assert supervisor.finished()
+    assert "braid " in (tmp_path / "helper.log").read_text()
+
+
+def test_a_bad_end_shows_code_and_last_lines(tmp_path: Path) -> None:
+    with Supervisor(LocalLauncher(5.0)) as supervisor:
+        start(supervisor, process(tmp_path, "nonsense"))
+        with pytest.raises(
+            ProcessFailed, match=r"helper ended with exit code 2(.|\n)*unknown command 'nonsense'"
+        ):
+            supervisor.check()
+
+
+def test_a_server_that_ends_has_failed(tmp_path: Path) -> None:
+    with Supervisor(LocalLauncher(5.0)) as supervisor:
+        start(supervisor, process(tmp_path, "--version", name="server", ends=False))
+        with pytest.raises(ProcessFailed, match="server ended with exit code 0"):
+            supervisor.check()
+
+
+def test_of_two_that_end_together_the_killed_one_is_told_first(tmp_path: Path) -> None:
+    for name in ("trainer", "trainer_rank1"):
+        (tmp_path / f"{name}.log").write_text(f"words of {name}\n")
+    ends = [
+        (process(tmp_path, name="trainer"), End.of(1)),
+        (process(tmp_path, name="trainer_rank1"), End.of(-9)),
+    ]
+    text = str(ProcessFailed(ends))
+    assert text.startswith("trainer_rank1 was killed by SIGKILL")
+    assert text.index("words of trainer_rank1") < text.index("trainer ended with exit code 1")
+
+
+def test_a_process_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> None:
+    launcher = LocalLauncher(0.5)
+    with Supervisor(launcher) as supervisor:
+        start(supervisor, process(tmp_path, "--version"))
+        child = launcher.children["helper"]
+        child.popen = subprocess.Popen(
+            ["sh", "-c", "trap '' TERM; echo ready; while :; do sleep 1; done"],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert child.popen.stdout is not None and child.popen.stdout.readline() == b"ready\n"
+        stubborn, started = child.popen, time.monotonic()
+        launcher.stop()
+        assert stubborn.returncode == -9
+        assert time.monotonic() - started < 5
+        stubborn.stdout.close()
+
+
+@dataclass
+class Clock:
+    """Time that passes when the test says so."""
+
+    now: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(module, "time", clock)
+    return clock
+
+
+def server(folder: Path, engine: StubEngine, max_restarts: int = 2) -> Process:
+    (folder / "server.log").write_text("out of memory\n")
+    place = Place("127.0.0.1", engine.port)
+    return Process("server", (), folder / "server.log", {}, False, place, max_restarts)
+
+
+async def up(supervisor: Supervisor) -> None:
+    """Let the supervisor notice that the stub engine answers, while the loop serves it."""
+    await asyncio.to_thread(supervisor.check)
+
+
+async def test_a_server_that_was_up_is_started_anew_after_growing_pauses_and_not_too_often(
+    tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    launcher = FakeLauncher()
+    async with StubEngine() as engine:
+        supervisor = Supervisor(launcher)
+        supervisor.start(server(tmp_path, engine))
+        await up(supervisor)
+        for pause in (1.0, 2.0):
+            launcher.ends["server"] = End.of(-9)
+            supervisor.check()
+            started = len(launcher.started)
+            clock.now += pause - 0.01
+            supervisor.check()
+            assert len(launcher.started) == started
+            clock.now += 0.02
+            supervisor.check()
+            assert len(launcher.started) == started + 1
+        launcher.ends["server"] = End.of(-9)
+        with pytest.raises(ProcessFailed, match=r"server was killed by SIGKILL(.|\n)*out of memory"):
+            supervisor.check()
+        assert supervisor.restarts == 2
+    told = capsys.readouterr().out
+    assert "out of memory" in told and "2 of 2 times in 10 minutes" in told
+
+
+async def test_restarts_are_forgotten_after_a_while(tmp_path: Path, clock: Clock) -> None:
+    launcher = FakeLauncher()
+    async with StubEngine() as engine:
+        supervisor = Supervisor(launcher)
+        supervisor.start(server(tmp_path, engine, max_restarts=1))
+        await up(supervisor)
+        for _ in range(3):
+            launcher.ends["server"] = End.of(1)
+            supervisor.check()
+            clock.now += module.WINDOW + 1
+            supervisor.check()
+        assert supervisor.restarts == 3
+
+
+async def test_a_server_that_never_was_up_has_failed_at_once(tmp_path: Path, clock: Clock) -> None:
+    launcher = FakeLauncher()
+    supervisor = Supervisor(launcher)
+    async with StubEngine() as engine:
+        gone = server(tmp_path, engine)
+    supervisor.start(gone)
+    supervisor.check()
+    launcher.ends["server"] = End.of(1)
+    with pytest.raises(ProcessFailed, match="server ended with exit code 1"):
+        supervisor.check()
+
+
+async def test_a_server_without_a_place_waits_for_one(tmp_path: Path, clock: Clock) -> None:
+    launcher, places = FakeLauncher(), [None, None]
+    async with StubEngine() as engine:
+        process = server(tmp_path, engine)
+        supervisor = Supervisor(launcher, lambda gone: places.pop() if places else process)
+        supervisor.start(process)
+        await up(supervisor)
+        launcher.ends["server"] = End.of(-9)
+        supervisor.check()
+        clock.now += 1.0
+        for started in (1, 1, 2):
+            supervisor.check()
+            assert len(launcher.started) == started
+
+
+def test_tail_of_a_long_log(tmp_path: Path) -> None:
+    log = tmp_path / "x.log"
+    log.write_text("\n".join(map(str, range(100))))
+    assert tail(log, 2) == "  | 98\n  | 99"
+    assert tail(tmp_path / "none") == "  | (nothing)"
+
+
+def test_cores_are_shared_by_environment() -> None:
+    assert available_cores() >= 1
+    assert environment(3)["OMP_NUM_THREADS"] == "3"
+    assert "OMP_NUM_THREADS" not in environment(None)

@@ -1,0 +1,74 @@
+"""Work that is too slow for the bound: returned, and in the end waited for."""
+
+import asyncio
+
+from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
+from braidrl.orchestrator.pipeline.groups import Group
+from tests.unit.orchestrator.pipeline.test_dispatcher import (
+    ManualEnv,
+    Policy,
+    end_all,
+    make_env,
+    open_dispatcher,
+    settle,
+)
+
+
+def first_task(dispatcher: Dispatcher) -> Group:
+    """The group in flight of what was dispatched first, and then again."""
+    (group,) = (group for group in dispatcher.groups.values() if group.index == 0 or group.returns)
+    return group
+
+
+async def play_around(dispatcher: Dispatcher, env: ManualEnv, policy: Policy, step: int) -> None:
+    """A step in which every episode ends but those of the first task."""
+    collecting = asyncio.create_task(dispatcher.collect(step))
+    while not collecting.done():
+        slow = first_task(dispatcher)
+        for key in set(env.open) - {slow.key(number) for number in slow.numbers}:
+            env.end(key, policy.version)
+        await settle()
+    policy.version = step
+    dispatcher.wake()
+    await settle()
+
+
+async def test_a_task_that_is_always_too_slow_is_waited_for_in_the_end() -> None:
+    """FIELD_CASES 40: what takes ten steps under a bound of one is returned twice, then a batch waits for it."""
+    env = make_env()
+    async with open_dispatcher(env, bound=1, max_returns=2) as (dispatcher, policy):
+        for step in range(1, 4):
+            await asyncio.wait_for(play_around(dispatcher, env, policy, step), 5.0)
+        kept = first_task(dispatcher)
+        assert kept.returns == 2
+        waiting = asyncio.create_task(dispatcher.collect(4))
+        for key in set(env.open) - {kept.key(number) for number in kept.numbers}:
+            env.end(key, policy.version)
+        await settle()
+        assert not waiting.done()
+        assert (
+            f"the batch of step 4 waits for {kept.id}, left behind too often already" in dispatcher.describe()
+        )
+        for number, version in kept.versions.items():
+            env.end(kept.key(number), version)
+        batch = await asyncio.wait_for(waiting, 5.0)
+        assert kept in batch.groups
+        fates = [
+            fate.fate for fate in dispatcher.sink.last.fates if fate.group.index == 0 or fate.group.returns
+        ]
+        assert fates == ["stale", "stale", "trained"]
+        assert dispatcher.sink.metrics.counts["groups/returned"] == 2
+
+
+async def test_without_returns_no_work_is_ever_left_behind() -> None:
+    env = make_env()
+    async with open_dispatcher(env, bound=1, max_returns=0) as (dispatcher, policy):
+        await asyncio.wait_for(play_around(dispatcher, env, policy, 1), 5.0)
+        waiting = asyncio.create_task(dispatcher.collect(2))
+        for key in set(env.open) - {"stub-000000/0", "stub-000000/1"}:
+            env.end(key, policy.version)
+        await settle()
+        assert not waiting.done()
+        await end_all(env)
+        await asyncio.wait_for(waiting, 5.0)
+        assert dispatcher.sink.metrics.counts["episodes/cancelled"] == 0
