@@ -36,7 +36,7 @@ import numpy as np
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.engines.pool import GENERATE, Replicas
 from braidrl.orchestrator.gateway.server import SESSION_HEADER, Gateway
-from braidrl.utils.process import spare_what_is_there
+from braidrl.utils.process import freeze_gc
 
 MODEL = "policy"
 PROMPT, ANSWER = list(range(512)), list(range(64))
@@ -186,7 +186,7 @@ async def compare(name: str, arguments: argparse.Namespace, rate: float, latency
         async with Gateway(GatewayConfig(), {MODEL: pool}, seed=0, context=4096) as gateway:
             for number in range(arguments.concurrent):
                 gateway.open_session(f"trace{number}", f"group/{number}", 1.0)
-            spare_what_is_there()  # as the orchestrator does
+            freeze_gc()  # as the orchestrator does
             busy, profiler = time.process_time(), cProfile.Profile()
             if arguments.profile:
                 profiler.enable()
@@ -239,7 +239,7 @@ if __name__ == "__main__":
     parser.add_argument("--client", nargs="+", metavar="URL", help="be the client of these addresses alone")
     given = parser.parse_args()
     if given.client:
-        spare_what_is_there()
+        freeze_gc()
         print(json.dumps(asyncio.run(Client(given.client, given.concurrent, given.seconds).load(given.rate))))
     else:
         asyncio.run(main(given))

@@ -18,7 +18,7 @@ import time
 import torch
 from torch import Tensor
 
-from braidrl.trainer.model.forward import Head, head_logprobs
+from braidrl.trainer.model.forward import LMHead, head_logprobs
 
 CONTESTANTS = ("plain log-probs", "log-probs", "with entropy", "with entropy and candidates")
 
@@ -31,7 +31,7 @@ def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool, candidates: Tensor | None) -> Tensor:
     """The same, and what else is asked for, by the trainer's head."""
     outputs = head_logprobs(
-        hidden, Head(weight, None), targets, torch.ones(len(hidden)), candidates=candidates
+        hidden, LMHead(weight, None), targets, torch.ones(len(hidden)), candidates=candidates
     )
     loss = outputs.logprobs.mean()
     if entropy:

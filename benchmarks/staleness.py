@@ -23,7 +23,7 @@ from renderers import Renderer
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig, RendererConfig
 from braidrl.configs.trainer.config import TrainerConfig
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.orchestrator.train.topk import num_candidates, recover_head
@@ -157,7 +157,7 @@ class Run:
             if np.ptp(rewards[number // GROUP_SIZE * GROUP_SIZE :][:GROUP_SIZE]) > 0
         ]
 
-    def _generate(self, tasks: list[ReverseTextTask]) -> list[tuple[ReverseTextTask, Request]]:
+    def _generate(self, tasks: list[ReverseTextTask]) -> list[tuple[ReverseTextTask, Completion]]:
         head = self.config.loss.head_size
         params = SamplingParams(
             temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0 if head is None else num_candidates(head)
@@ -170,10 +170,10 @@ class Run:
             futures.append(self.engine.submit(self.engine.request(prompt, params, id=task.data.text)))
         return [(task, future.result(120)) for task, future in zip(tasks, futures, strict=True)]
 
-    def _reward(self, task: ReverseTextTask, request: Request) -> float:
+    def _reward(self, task: ReverseTextTask, request: Completion) -> float:
         return similarity(reply_text(self.renderer, request.completion), task.data.answer)
 
-    def _flatten(self, request: Request, advantage: float, group: str, number: int) -> TrainingSample:
+    def _flatten(self, request: Completion, advantage: float, group: str, number: int) -> TrainingSample:
         mask = np.arange(len(request.tokens)) >= len(request.prompt)
         logprobs = np.zeros(len(mask), np.float32)
         logprobs[mask] = request.logprobs

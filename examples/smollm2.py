@@ -37,7 +37,7 @@ def dequantised(gguf: Path) -> PreTrainedModel:
         del config.quantization_config
     model = type(loaded)(config)
     model.load_state_dict(loaded.state_dict())
-    return model.to(dtype=torch.bfloat16)
+    return model.bfloat16()
 
 
 def main(folder: Path) -> None:

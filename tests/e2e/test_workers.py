@@ -13,7 +13,7 @@ from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.monitors.metrics import read_metrics
 from braidrl.orchestrator.engines.pool import Replicas
 from braidrl.orchestrator.envs import worker_pool as workers
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.envs.worker_pool import WorkerError
 from braidrl.orchestrator.gateway import sessions
 from braidrl.orchestrator.gateway.server import Gateway
@@ -51,7 +51,7 @@ async def closing(replicas: Replicas) -> AsyncIterator[None]:
         await replicas.close()
 
 
-async def play(env: TrainEnv, *indexes: int) -> list[Finished]:
+async def play(env: TrainEnv, *indexes: int) -> list[FinishedEpisode]:
     """Episodes of these tasks, all at once."""
     tasks = [env.curriculum.task_at(index) for index in indexes]
     return await asyncio.gather(*(env.run(task, f"stub/{index}") for index, task in zip(indexes, tasks)))

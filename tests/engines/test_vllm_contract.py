@@ -6,7 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from braidrl.transport.transfer import Offer, Place
+from braidrl.transport.transfer import Offer, Rendezvous
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -25,7 +25,7 @@ assert list(inspect.signature(PyNcclCommunicator.broadcast).parameters)[1:] == [
 
 def test_vllm_reads_the_messages_of_the_weight_transfer(vllm_python: Path) -> None:
     offer = Offer("http://127.0.0.1:1", "token", ["a.weight"], ["bfloat16"], [[7, 4]])
-    sent = msgspec.json.encode([Place("127.0.0.1", 4567, 3), offer.update_info])
+    sent = msgspec.json.encode([Rendezvous("127.0.0.1", 4567, 3), offer.update_info])
     run = subprocess.run([vllm_python, "-c", READ], input=sent, capture_output=True, timeout=240)
     assert run.returncode == 0, run.stderr.decode()
     assert "127.0.0.1 4567 3 1 False" in run.stdout.decode()

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from braidrl.configs.inference import InferenceConfig
 from braidrl.configs.model import ModelConfig
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine
 
@@ -29,13 +29,13 @@ def running(path: Path, **settings: Any) -> Iterator[TorchEngine]:
     engine.close()
 
 
-def submit(engine: TorchEngine, prompt: list[int], **params: Any) -> Request:
+def submit(engine: TorchEngine, prompt: list[int], **params: Any) -> Completion:
     request = engine.request(prompt, SamplingParams(**params), id="test", eos=False)
     engine.submit(request)
     return request
 
 
-def generate(engine: TorchEngine, prompt: list[int], **params: Any) -> Request:
+def generate(engine: TorchEngine, prompt: list[int], **params: Any) -> Completion:
     return submit(engine, prompt, **params).future.result(DEADLINE)
 
 
@@ -53,7 +53,7 @@ def plain_logprobs(path: Path, tokens: list[int], temperature: float = 1.0) -> t
         return (model(torch.tensor([tokens])).logits[0, :-1] / temperature).log_softmax(-1)
 
 
-def check_logprobs(path: Path, request: Request, start: int = 0) -> None:
+def check_logprobs(path: Path, request: Completion, start: int = 0) -> None:
     """The reported log-probs from generated token `start` on are those of a plain forward over the whole sequence."""
     logprobs = plain_logprobs(path, request.tokens, request.params.temperature or 1.0)
     first = len(request.prompt) - 1 + start

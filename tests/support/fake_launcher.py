@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from braidrl.launch.contract import End, Place, Process, Slot
+from braidrl.launch.contract import Placement, Process, ProcessExit, Slot
 
 
 @dataclass
@@ -12,16 +12,16 @@ class FakeLauncher:
     moves = True
     placement_timeout = 0.0
     started: list[Process] = field(default_factory=list)
-    ends: dict[str, End] = field(default_factory=dict)
+    ends: dict[str, ProcessExit] = field(default_factory=dict)
 
-    def place(self, slot: Slot) -> Place | None:
+    def place(self, slot: Slot) -> Placement | None:
         raise NotImplementedError
 
     def start(self, process: Process) -> None:
         self.started.append(process)
         self.ends.pop(process.name, None)
 
-    def poll(self, name: str) -> End | None:
+    def poll(self, name: str) -> ProcessExit | None:
         return self.ends.get(name)
 
     def stop(self) -> None:

@@ -10,7 +10,7 @@ import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
 
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.pipeline.groups import Group
 from braidrl.orchestrator.pipeline.records import Ledger, append_records, episode_record, group_records
@@ -78,7 +78,7 @@ class Recording:
         self.dispatched += 1
         return Group(self.dispatched - 1, source, source.curriculum.next_task(), range(2))
 
-    async def end(self, group: Group, episodes: Sequence[Finished]) -> None:
+    async def end(self, group: Group, episodes: Sequence[FinishedEpisode]) -> None:
         """Let all of a group's episodes end."""
         for number, finished in enumerate(episodes):
             finished.key = group.key(number)
@@ -130,7 +130,7 @@ async def record_run(folder: Path, model: Path) -> RunFolder:
     return recording.run
 
 
-def said(group: Group, reward: float, text: str, version: int, logprob: float = LIKELY) -> Finished:
+def said(group: Group, reward: float, text: str, version: int, logprob: float = LIKELY) -> FinishedEpisode:
     """An episode of one turn, in real tokens."""
     finished = make_episode(group.task, reward, "key", version)
     trace = finished.episode.traces[0]
@@ -139,7 +139,7 @@ def said(group: Group, reward: float, text: str, version: int, logprob: float = 
     return finished
 
 
-def branched(group: Group, reward: float) -> Finished:
+def branched(group: Group, reward: float) -> FinishedEpisode:
     """One whose agent went back twice: two answers to the same question, and two ends after the second."""
     finished = said(group, reward, "first try", 0)
     trace = finished.episode.traces[0]
@@ -156,7 +156,7 @@ def branched(group: Group, reward: float) -> Finished:
     return finished
 
 
-def watched(finished: Finished) -> Finished:
+def watched(finished: FinishedEpisode) -> FinishedEpisode:
     """The same, with an answer of a tool after its first turn."""
     trace = finished.episode.traces[0]
     trace.nodes.append(message("tool", "it rains", 1))

@@ -4,7 +4,7 @@ import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
 from verifiers.v1.trace import AgentInfo, Error, TraceTask
 
-from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.envs.source import FinishedEpisode
 
 SAMPLED = 3
 """Tokens that each trace samples."""
@@ -12,7 +12,7 @@ SAMPLED = 3
 
 def make_episode(
     task: vf.Task, reward: float | None, key: str, version: int = 0, logprobs: int = SAMPLED
-) -> Finished:
+) -> FinishedEpisode:
     """An episode of one turn, sampled by policy `version`; a reward of None: scoring never ran."""
     recorded = TraceTask(type="StubTask", data=task.data)
     trace = vf.Trace(task=recorded, agent=AgentInfo(config=vf.AgentConfig()), ok=True, is_completed=True)
@@ -30,10 +30,10 @@ def make_episode(
     )
     trace.nodes += [prompt, reply]
     episode = vf.Episode(task=recorded, ok=True, traces=[trace])
-    return Finished(key, episode, {trace.id: [[(version, SAMPLED)]]}, 1.0)
+    return FinishedEpisode(key, episode, {trace.id: [[(version, SAMPLED)]]}, 1.0)
 
 
-def make_failure(task: vf.Task, key: str) -> Finished:
+def make_failure(task: vf.Task, key: str) -> FinishedEpisode:
     """An episode that broke."""
     done = make_episode(task, 0.0, key)
     done.episode.ok = False
@@ -41,7 +41,7 @@ def make_failure(task: vf.Task, key: str) -> Finished:
     return done
 
 
-def observe(finished: Finished) -> Finished:
+def observe(finished: FinishedEpisode) -> FinishedEpisode:
     """The same, with an answer of a tool at its end."""
     nodes = finished.episode.traces[0].nodes
     answer = vf.ToolMessage(tool_call_id="call", content="answer")
@@ -49,7 +49,7 @@ def observe(finished: Finished) -> Finished:
     return finished
 
 
-def join(finished: Finished, *others: Finished) -> Finished:
+def join(finished: FinishedEpisode, *others: FinishedEpisode) -> FinishedEpisode:
     """One episode of the traces of several."""
     for other in others:
         finished.episode.traces += other.episode.traces

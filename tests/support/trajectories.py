@@ -15,7 +15,7 @@ from verifiers.v1 import Trace
 
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.engines.pool import Replicas
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.train.algo.routing import assign_advantages
 from braidrl.orchestrator.train.samples import flatten_trace
@@ -137,7 +137,7 @@ class ScriptedEngine(StubEngine):
 class Played:
     """A trajectory, and what the engine saw of it."""
 
-    finished: Finished
+    finished: FinishedEpisode
     calls: list[Call]
     samples: list[TrainingSample]
 

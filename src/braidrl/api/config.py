@@ -20,7 +20,7 @@ Config = str | os.PathLike[str] | Mapping[str, Any] | RLConfig
 
 
 @dataclass
-class Given:
+class LoadedConfig:
     """A config, and the environments in it that have yet to be written into its run folder."""
 
     config: RLConfig
@@ -32,19 +32,19 @@ class Given:
             each.write(run.environment(number))
 
 
-def read(config: Config) -> Given:
+def read(config: Config) -> LoadedConfig:
     """The typed config, environments replaced by their blocks. Raises `ConfigError` or `ConfigErrors`."""
     if isinstance(config, RLConfig):
-        return Given(config)
+        return LoadedConfig(config)
     if not isinstance(config, Mapping):
-        return Given(load_config(RLConfig, ["@", os.fspath(config)]))
+        return LoadedConfig(load_config(RLConfig, ["@", os.fspath(config)]))
     folder = Path(config.get("output_dir", RLConfig.model_fields["output_dir"].default)).absolute()
     environments: list[Environment] = []
     plain = _plain(config, RunFolder(folder), environments)
     for each in environments:
         each.pickled()  # what cannot travel is found before a folder is touched
     try:
-        return Given(RLConfig.model_validate(plain), environments)
+        return LoadedConfig(RLConfig.model_validate(plain), environments)
     except ValidationError as error:
         raise ConfigErrors(list(explain(RLConfig, error, []))) from None
 

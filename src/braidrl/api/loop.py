@@ -10,7 +10,7 @@ import torch
 
 from braidrl.api.background import STOP_SECONDS, Background, Result
 from braidrl.api.config import Config, read
-from braidrl.api.pipeline import Plane
+from braidrl.api.pipeline import Pipeline
 from braidrl.api.runs import Run
 from braidrl.api.start import by_hand, open_folder, options_of
 from braidrl.configs.core.load import load_config
@@ -74,12 +74,12 @@ class Loop:
             self._metrics = MetricsWriter(folder.metrics("trainer"))
             self._background = Background()
             stack.callback(self._background.close)
-            self._plane = Plane(
+            self._pipeline = Pipeline(
                 load_config(OrchestratorConfig, ["@", str(folder.configs / "orchestrator.toml")])
             )
-            self._living: Future[None] = self._background.start(self._plane.live())
-            stack.callback(self._end_plane)
-            self._call(self._plane.opened())
+            self._living: Future[None] = self._background.start(self._pipeline.live())
+            stack.callback(self._end_pipeline)
+            self._call(self._pipeline.opened())
             atexit.register(self.close)
             self._stack = stack.pop_all()
 
@@ -99,7 +99,7 @@ class Loop:
     @property
     def version(self) -> int:
         """The policy version that is served."""
-        return self._plane.house.policy.version
+        return self._pipeline.orchestrator.policy.version
 
     def sample(self) -> list[Group]:
         """One batch of finished episodes of the served policy, in groups of a task each.
@@ -107,11 +107,11 @@ class Loop:
         `group.task` is the verifiers task, `group.episodes` its verifiers episodes (`episode.traces[0].reward`).
         Failures are episodes with errors. Raises `RuntimeError` after `max_steps` batches.
         """
-        if self._plane.batches >= self.config.max_steps:
+        if self._pipeline.batches >= self.config.max_steps:
             raise RuntimeError(
                 f"all {self.config.max_steps} batches of the loop were scored; raise max_steps"
             )
-        return self._call(self._plane.sample())
+        return self._call(self._pipeline.sample())
 
     def score(self, groups: Sequence[Group]) -> TrainingBatch:
         """Credit: the algorithms of the sources give every sampled token its advantage and weights.
@@ -119,7 +119,7 @@ class Loop:
         Returns the samples that carry signal; their arrays (`advantages`, `rl_weights`, ...: float32[T]) may be changed
         before the train step. Groups may be left out, and are scored once.
         """
-        return self._call(self._plane.score(groups)).training_batch
+        return self._call(self._pipeline.score(groups)).training_batch
 
     def train_step(self, batch: TrainingBatch) -> dict[str, float]:
         """Take an optimizer step on the batch; returns the trainer's metrics (docs/metrics.md).
@@ -144,7 +144,7 @@ class Loop:
         if self.version < self.steps:
             if not self._folder.weights(self.steps).exists():  # an interrupt may have ended the wait for it
                 self.learner.publish(self._folder, self.steps)
-            self._call(self._plane.follow(self.steps))
+            self._call(self._pipeline.follow(self.steps))
         return self.version
 
     # -- helpers
@@ -183,7 +183,7 @@ class Loop:
         if self._living.done():
             self._living.result()
 
-    def _end_plane(self) -> None:
-        self._background.start(self._plane.close())
+    def _end_pipeline(self) -> None:
+        self._background.start(self._pipeline.close())
         wait({self._living}, STOP_SECONDS)
         self._living.cancel()

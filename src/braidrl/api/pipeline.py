@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from verifiers.v1.episode import GroupInfo
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.orchestrator import House, first_cause, open_house
-from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.orchestrator import Orchestrator, first_cause, open_orchestrator
+from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.groups import Group
 
 
-class Plane:
+class Pipeline:
     """The rooms of the orchestrator, without its dispatcher's loop.
 
     `live` runs for as long as it is used; the other methods are called on the same event loop meanwhile.
     """
 
-    house: House
+    orchestrator: Orchestrator
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
@@ -32,11 +32,11 @@ class Plane:
 
     async def live(self) -> None:
         """Connect, follow the published versions until `close`, and disconnect. Raises what goes wrong meanwhile."""
-        async with open_house(self.config, 0) as self.house:
-            await self.house.start(0)
+        async with open_orchestrator(self.config, 0) as self.orchestrator:
+            await self.orchestrator.start(0)
             try:
                 async with asyncio.TaskGroup() as group:
-                    following = group.create_task(self.house.policy.run())
+                    following = group.create_task(self.orchestrator.policy.run())
                     self._open.set()
                     await self._closing.wait()
                     following.cancel()
@@ -57,11 +57,11 @@ class Plane:
         The deadlines of episodes (`timeout` of a source) bound it. What goes wrong with one is in it.
         """
         self._started = time.perf_counter()
-        buffer, backlog = self.house.sink.buffer, self.house.dispatcher.backlog
+        buffer, backlog = self.orchestrator.sink.buffer, self.orchestrator.dispatcher.backlog
         groups: list[Group] = []
         while not buffer.full(groups, version=buffer.shipped):  # strictly on-policy: room for one batch
             groups.append(backlog.next_group())
-            self.house.sink.metrics.counts["groups/dispatched"] += 1
+            self.orchestrator.sink.metrics.counts["groups/dispatched"] += 1
         places = asyncio.Semaphore(self.config.max_concurrent)
         async with asyncio.TaskGroup() as tasks:
             for group in groups:
@@ -71,18 +71,18 @@ class Plane:
 
     async def _play(self, group: Group, number: int, places: asyncio.Semaphore) -> None:
         async with places:
-            group.versions[number] = self.house.policy.version
+            group.versions[number] = self.orchestrator.policy.version
             finished = await group.env.run(group.task, group.key(number))
         finished.episode.group = GroupInfo(id=group.id)
         group.finished[number] = finished
 
-    async def score(self, groups: Sequence[Group]) -> Batch:
+    async def score(self, groups: Sequence[Group]) -> CollectedBatch:
         """Let algorithms and curricula see complete groups, and cut the traces that carry signal into samples.
 
         Raises `ValueError` for a group that was scored before, `RuntimeError` where an algorithm raises, and
         `NoSignalError` when nothing has had any signal for too long.
         """
-        sink, step = self.house.sink, self.batches + 1
+        sink, step = self.orchestrator.sink, self.batches + 1
         for group in groups:
             if group.place in self._scored:
                 raise ValueError(f"group {group.id} was scored already; sample new ones")
@@ -94,13 +94,13 @@ class Plane:
         await sink.credit(batch)
         self.batches = sink.buffer.shipped = step  # also one that carries no signal
         if batch.traces:
-            self.house.report(
+            self.orchestrator.report(
                 batch, {"seconds/step": time.perf_counter() - self._started, "seconds/policy_wait": 0.0}
             )
-        await self.house.record(step, sink.take_ended())
+        await self.orchestrator.record(step, sink.take_ended())
         return batch
 
     async def follow(self, version: int) -> None:
         """Wait until every replica serves `version`, and its evaluation is done if it is due."""
-        await self.house.policy.wait_for(version, self.config.policy_timeout)
-        await self.house.policy.wait_visited(version)
+        await self.orchestrator.policy.wait_for(version, self.config.policy_timeout)
+        await self.orchestrator.policy.wait_visited(version)

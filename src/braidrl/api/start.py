@@ -3,27 +3,29 @@
 import os
 from pathlib import Path
 
-from braidrl.api.config import Given
+from braidrl.api.config import LoadedConfig
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.launch.options import Options
+from braidrl.launch.options import LaunchOptions
 from braidrl.launch.plan import machines_of, plan
 from braidrl.launch.resume import check_clean, open_run_folder
 from braidrl.launch.run import resolve
 from braidrl.utils.run_folder import RunFolder
 
 
-def options_of(resume: bool | str | os.PathLike[str], clean: bool, quiet: bool, verbose: bool) -> Options:
+def options_of(
+    resume: bool | str | os.PathLike[str], clean: bool, quiet: bool, verbose: bool
+) -> LaunchOptions:
     """The flags of `braid rl`. Raises `ConfigError` for those that exclude each other."""
     if resume and clean:
         raise ConfigError("resume", "resume continues the run that clean would remove; give one of them")
     if quiet and verbose:
         raise ConfigError("quiet", "quiet shows less and verbose more; give one of them")
     path = None if isinstance(resume, bool) else Path(resume)
-    return Options(resume=bool(resume), resume_from=path, clean=clean, quiet=quiet, verbose=verbose)
+    return LaunchOptions(resume=bool(resume), resume_from=path, clean=clean, quiet=quiet, verbose=verbose)
 
 
-def open_folder(given: Given, options: Options) -> tuple[RLConfig, RunFolder, int]:
+def open_folder(given: LoadedConfig, options: LaunchOptions) -> tuple[RLConfig, RunFolder, int]:
     """The resolved config, its run folder with the environments in it, and the step to go on after.
 
     Raises `ConfigError`, and then nothing was touched.

@@ -30,7 +30,7 @@ FLAGS = {
 
 
 @dataclass
-class Words:
+class CommandWords:
     """What may follow a command."""
 
     flags: dict[str, str] = field(default_factory=lambda: {"--help": "what it does"})
@@ -51,13 +51,13 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def words_of_all() -> dict[str, Words]:
+def words_of_all() -> dict[str, CommandWords]:
     """What may follow each command."""
     from braidrl.configs.plugins import ALGORITHMS, GATES, LOSSES, SAMPLERS
     from braidrl.configs.rl import SHARED_COPIES
     from braidrl.entrypoints.schema import CONFIGS, config_class
 
-    found = {command: Words() for command in COMMANDS}
+    found = {command: CommandWords() for command in COMMANDS}
     for command in (*CONFIGS, "verify"):
         cls = config_class("rl" if command == "verify" else command)
         for key in keys_of(cls, hidden=SHARED_COPIES if command in ("rl", "verify") else frozenset()):
@@ -72,7 +72,7 @@ def words_of_all() -> dict[str, Words]:
     return found
 
 
-def _add_key(words: Words, key: Key) -> None:
+def _add_key(words: CommandWords, key: Key) -> None:
     if "[]" in key.path:  # an element of a list has no flag
         return
     words.flags[f"--{key.path}"] = key.description
@@ -83,7 +83,7 @@ def _add_key(words: Words, key: Key) -> None:
         words.values[f"--{key.path}"] = values
 
 
-def bash(words: dict[str, Words]) -> Iterator[str]:
+def bash(words: dict[str, CommandWords]) -> Iterator[str]:
     yield "# braid completion bash"
     yield "_braid() {"
     yield '    local word="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}"'
@@ -108,7 +108,7 @@ def bash(words: dict[str, Words]) -> Iterator[str]:
     yield "complete -o bashdefault -o default -F _braid braid"
 
 
-def zsh(words: dict[str, Words]) -> Iterator[str]:
+def zsh(words: dict[str, CommandWords]) -> Iterator[str]:
     yield "#compdef braid"
     yield "_braid() {"
     yield "    local -a found"
@@ -133,7 +133,7 @@ def zsh(words: dict[str, Words]) -> Iterator[str]:
     yield "compdef _braid braid"
 
 
-def fish(words: dict[str, Words]) -> Iterator[str]:
+def fish(words: dict[str, CommandWords]) -> Iterator[str]:
     yield "# braid completion fish"
     yield "complete -c braid -e"
     for command, text in COMMANDS.items():

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from braidrl.configs.core.load import load_config, to_toml
-from braidrl.launch.options import Options, parse_options
+from braidrl.launch.options import LaunchOptions, parse_options
 from braidrl.utils.functions import check_functions
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def run_process(
     return 0
 
 
-def prepare(target: str, options: Options) -> Callable[..., Any]:
+def prepare(target: str, options: LaunchOptions) -> Callable[..., Any]:
     """Set up logging and import `module:function`."""
     from braidrl.utils.log import configure_logging
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from braidrl.configs.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from braidrl.report.runs import Summary
+    from braidrl.report.runs import RunSummary
 
 DEFAULT = Path("outputs")
 ABSENT = "-"
@@ -40,7 +40,7 @@ def main(args: list[str]) -> int:
     return 0
 
 
-def found(folder: Path) -> "list[Summary]":
+def found(folder: Path) -> "list[RunSummary]":
     """The runs below a folder, oldest first; those without a record before all others. Raises `ConfigError`."""
     from braidrl.report.runs import find_runs, summarize
 
@@ -53,7 +53,7 @@ def found(folder: Path) -> "list[Summary]":
     return sorted(summaries, key=lambda each: each.started or 0.0)
 
 
-def show(summaries: "list[Summary]") -> None:
+def show(summaries: "list[RunSummary]") -> None:
     from braidrl.report.table import print_table
 
     header = ("run", "kind", "status", "step", *SHOWN, "started", "took")
@@ -83,7 +83,7 @@ def duration(seconds: float) -> str:
     return f"{seconds / 86400:.1f} d"
 
 
-def for_machines(summary: "Summary") -> dict[str, Any]:
+def for_machines(summary: "RunSummary") -> dict[str, Any]:
     return {
         "run": str(summary.run.root),
         "kind": summary.kind,
@@ -97,14 +97,14 @@ def for_machines(summary: "Summary") -> dict[str, Any]:
     }
 
 
-def _steps(summary: "Summary") -> str:
+def _steps(summary: "RunSummary") -> str:
     """`12/40`: how far it is; of an evaluation what was evaluated, `v40`."""
     if summary.kind == "eval":
         return _or_absent(summary.step, "v{}".format)
     return f"{_or_absent(summary.step, str)}/{summary.settings.get('max_steps', ABSENT)}"
 
 
-def _value(summary: "Summary", process: str, name: str) -> float | None:
+def _value(summary: "RunSummary", process: str, name: str) -> float | None:
     """The last value of a metric; the reward of an evaluation is the mean over its sources."""
     if summary.kind == "eval" and name == "reward/mean":
         row = summary.last.get("eval", {})

@@ -79,7 +79,7 @@ class RunEnd:
         return "done" if status == "unknown" else status
 
 
-class Told:
+class ExitStatusReader:
     """How a run ended, from its launcher, by standard input: a word, or nothing when the launcher was killed.
 
     From then on this process has `close_timeout` seconds, whatever the tracker does.
@@ -107,7 +107,7 @@ def _beside_a_run(run: RunFolder, config: TrackConfig, label: str) -> int:
     timer = threading.Timer(OPENING_SECONDS, set_priority, [os.getpid(), LEAST])
     timer.daemon = True
     timer.start()
-    told = Told(config.tracker.close_timeout)
+    told = ExitStatusReader(config.tracker.close_timeout)
     try:
         _track(run, config, label, told)
     except Exception as error:  # whatever the tracker's library raises
@@ -122,12 +122,12 @@ def _in_a_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
-def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Told) -> None:
+def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | ExitStatusReader) -> None:
     from braidrl.monitors.trackers import open_tracker
     from braidrl.monitors.trackers.send import tell, tracked
 
-    told = tracked(run, label, continues=isinstance(ended, Told))
+    told = tracked(run, label, continues=isinstance(ended, ExitStatusReader))
     tracker = open_tracker(config.tracker, told)
-    if isinstance(ended, Told):
+    if isinstance(ended, ExitStatusReader):
         set_priority(os.getpid(), LEAST)
     tell(run, config.tracker, tracker, told.after, ended)

@@ -14,7 +14,7 @@ from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.routes import chat, control, generate
 from braidrl.inference.routes.context import CONTEXT, Context, errors
 from braidrl.utils.http import read_api_key
-from braidrl.utils.process import allow_open_files, spare_what_is_there
+from braidrl.utils.process import allow_open_files, freeze_gc
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ def run(config: InferenceConfig) -> None:
         vllm.run(config)
 
     async def main() -> None:
-        task = asyncio.ensure_future(serve(config, ready=lambda _: spare_what_is_there()))
+        task = asyncio.ensure_future(serve(config, ready=lambda _: freeze_gc()))
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):

@@ -32,7 +32,7 @@ class Slot:
 
 
 @dataclass(frozen=True)
-class Place:
+class Placement:
     """Where a process runs, or is about to."""
 
     host: str
@@ -54,14 +54,14 @@ class Process:
     """Variables that are added to its environment."""
     ends: bool = True
     """Whether ending with exit code 0 is its normal course (a server never ends by itself)."""
-    health: Place | None = None
+    health: Placement | None = None
     """Where `GET /health` answers 200 once it is up; None: it serves nothing."""
     max_restarts: int = 0
     """Times in a while that it is started anew when it ends after it was up."""
 
 
 @dataclass(frozen=True)
-class End:
+class ProcessExit:
     """How a process ended."""
 
     code: int
@@ -69,7 +69,7 @@ class End:
     """In words that follow its name."""
 
     @classmethod
-    def of(cls, code: int) -> "End":
+    def of(cls, code: int) -> "ProcessExit":
         """From an exit code as `subprocess` gives it."""
         killed = code < 0
         return cls(
@@ -85,13 +85,13 @@ class Launcher(Protocol):
     placement_timeout: float
     """Longest wait for a place, in seconds."""
 
-    def place(self, slot: Slot) -> Place | None:
+    def place(self, slot: Slot) -> Placement | None:
         """Where the process of `slot` will run; None: nowhere yet, ask again. The same until that place is lost."""
 
     def start(self, process: Process) -> None:
         """Start it: at its place, if it was placed. One that has ended is started anew."""
 
-    def poll(self, name: str) -> End | None:
+    def poll(self, name: str) -> ProcessExit | None:
         """How it ended; None while it runs."""
 
     def stop(self) -> None:

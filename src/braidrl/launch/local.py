@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from braidrl.launch.contract import End, Place, Process, Slot
+from braidrl.launch.contract import Placement, Process, ProcessExit, Slot
 from braidrl.utils.process import free_port
 
 PR_SET_PDEATHSIG = 1
@@ -43,21 +43,21 @@ class LocalLauncher:
         self.devices = devices
         self.host = host
         self.slots: dict[str, Slot] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, Placement] = {}
         self.children: dict[str, Child] = {}
 
-    def place(self, slot: Slot) -> Place:
+    def place(self, slot: Slot) -> Placement:
         """This machine; its free ports are given once each."""
         if slot.name not in self.places:
             self.slots[slot.name], self.places[slot.name] = slot, self._choose(slot)
         return self.places[slot.name]
 
-    def _choose(self, slot: Slot) -> Place:
+    def _choose(self, slot: Slot) -> Placement:
         taken = {place.port for place in self.places.values()}
         port = slot.port
         while port is None or (slot.port is None and port in taken):
             port = free_port(self.host)
-        return Place(self.host, port)
+        return Placement(self.host, port)
 
     def start(self, process: Process) -> None:
         """Start it in a process group of its own."""
@@ -84,10 +84,10 @@ class LocalLauncher:
             visible = ["env", f"CUDA_VISIBLE_DEVICES={','.join(names[index] for index in slot.devices)}"]
         return [*visible, sys.executable, "-m", "braidrl.cli", *process.args]
 
-    def poll(self, name: str) -> End | None:
+    def poll(self, name: str) -> ProcessExit | None:
         """How it ended."""
         code = self.children[name].popen.poll()
-        return None if code is None else End.of(code)
+        return None if code is None else ProcessExit.of(code)
 
     def stop(self) -> None:
         """Ask every process to end, wait `stop_timeout` seconds for all of them together, kill the rest."""

@@ -18,7 +18,7 @@ LATEST = "latest"
 
 
 @dataclass
-class Options:
+class LaunchOptions:
     """What stood on the command line beside the configuration."""
 
     config_args: list[str] = field(default_factory=list)
@@ -36,9 +36,9 @@ class Options:
     """Whether this is the run of a SLURM job, rather than the command that submits one (the job passes it on)."""
 
 
-def parse_options(args: list[str]) -> Options:
+def parse_options(args: list[str]) -> LaunchOptions:
     """Split a command line. Raises `ConfigError` for flags that exclude each other."""
-    options, rest = Options(), list(args)
+    options, rest = LaunchOptions(), list(args)
     while rest:
         arg = rest.pop(0)
         if arg in ("--dry-run", "--resume", "--clean", "--verbose", "--quiet", "--in-job"):

@@ -12,7 +12,7 @@ from braidrl.utils.process import available_cores
 
 
 @dataclass(frozen=True)
-class Machines:
+class Nodes:
     """The machines of a run, all alike."""
 
     serving: range
@@ -30,20 +30,20 @@ class Machines:
         return self.serving == self.training
 
 
-def machines_of(config: RLConfig) -> Machines:
+def machines_of(config: RLConfig) -> Nodes:
     """Those that the launcher of the config has. Ray's take what a process asks for, whatever they are."""
     if config.launcher == "ray":
         training = range(1, 1 + config.ray.trainer_nodes)
-        return Machines(range(1), training, cores=0, devices=0)
+        return Nodes(range(1), training, cores=0, devices=0)
     if config.launcher == "slurm":
         job = config.slurm
         serving = range(job.inference_nodes)
         training = serving if job.nodes == 1 else range(job.inference_nodes, job.nodes)
-        return Machines(serving, training, job.cpus_per_task or available_cores(), job.gpus_per_node)
-    return Machines(range(1), range(1), available_cores(), len(visible_devices()))
+        return Nodes(serving, training, job.cpus_per_task or available_cores(), job.gpus_per_node)
+    return Nodes(range(1), range(1), available_cores(), len(visible_devices()))
 
 
-def plan(config: RLConfig, machines: Machines) -> list[Slot]:
+def plan(config: RLConfig, machines: Nodes) -> list[Slot]:
     """All processes, in the order of their start. Raises `ConfigError` where they need more GPUs than there are."""
     served = -(-config.inference.replicas // len(machines.serving))
     first_rank = served * config.inference.devices if machines.together else 0
@@ -58,7 +58,7 @@ def plan(config: RLConfig, machines: Machines) -> list[Slot]:
     ]
 
 
-def _servers(config: RLConfig, machines: Machines, served: int, threads: int) -> Iterator[Slot]:
+def _servers(config: RLConfig, machines: Nodes, served: int, threads: int) -> Iterator[Slot]:
     """`served` replicas on each machine, until there are enough."""
     count, size = config.inference.replicas, config.inference.devices
     fixed = "port" in config.inference.model_fields_set and config.inference.port != 0
@@ -76,7 +76,7 @@ def _servers(config: RLConfig, machines: Machines, served: int, threads: int) ->
         )
 
 
-def _ranks(config: RLConfig, machines: Machines, first: int, threads: int) -> Iterator[Slot]:
+def _ranks(config: RLConfig, machines: Nodes, first: int, threads: int) -> Iterator[Slot]:
     """All ranks of a machine see all of their GPUs there, and compute on that of their local rank."""
     processes = config.trainer.parallel.processes
     for rank in range(processes * len(machines.training)):
@@ -92,7 +92,7 @@ def _ranks(config: RLConfig, machines: Machines, first: int, threads: int) -> It
         )
 
 
-def _check_devices(config: RLConfig, machines: Machines, served: int, first_rank: int) -> None:
+def _check_devices(config: RLConfig, machines: Nodes, served: int, first_rank: int) -> None:
     if not machines.devices:
         return
     ranks, size = config.trainer.parallel.processes, config.inference.devices
@@ -112,7 +112,7 @@ def _check_devices(config: RLConfig, machines: Machines, served: int, first_rank
             )
 
 
-def _threads(config: RLConfig, machines: Machines, served: int) -> tuple[int, int]:
+def _threads(config: RLConfig, machines: Nodes, served: int) -> tuple[int, int]:
     """Threads of a server and of a rank. On the same machine, overlapping processes split the cores; strictly on-policy
     ones take turns with all of them."""
     server, rank = config.inference.threads, config.trainer.threads

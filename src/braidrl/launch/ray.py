@@ -17,7 +17,7 @@ from typing import Any
 
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.launch.contract import End, Place, Process, Slot
+from braidrl.launch.contract import Placement, Process, ProcessExit, Slot
 from braidrl.launch.local import LocalLauncher
 from braidrl.utils.process import handler_kept
 
@@ -48,14 +48,14 @@ class Runner:
         os.chdir(folder)
         self.launcher = LocalLauncher(stop_timeout, host=get_node_ip_address())
 
-    def place(self, slot: Slot) -> Place:
+    def place(self, slot: Slot) -> Placement:
         """The address of this node, and a port that is free here. Ray says which GPUs the actor has."""
         return self.launcher.place(replace(slot, devices=()))
 
     def start(self, process: Process) -> None:
         self.launcher.start(process)
 
-    def poll(self, name: str) -> End | None:
+    def poll(self, name: str) -> ProcessExit | None:
         return self.launcher.poll(name)
 
     def stop(self) -> None:
@@ -63,7 +63,7 @@ class Runner:
 
 
 @dataclass
-class Hired:
+class ActorHandle:
     """A runner, and what it was asked last."""
 
     actor: Any
@@ -71,7 +71,7 @@ class Hired:
     """Reference to its answer to `place`."""
     polled: Any = None
     """Reference to its answer to `poll`; None: it was not asked."""
-    end: End | None = None
+    end: ProcessExit | None = None
     """How its process ended."""
 
     @property
@@ -95,11 +95,11 @@ class RayLauncher:
         self.groups = {name: self._reserve(name, members) for name, members in _groups(slots).items()}
         self.reserved = {name: group.ready() for name, group in self.groups.items()}
         """References that Ray answers once a group has its nodes; asked for once: a new one is never ready at once."""
-        self.hired: dict[str, Hired] = {}
+        self.hired: dict[str, ActorHandle] = {}
         self.trouble = ""
         """Why the last actor was lost while it was placed."""
 
-    def place(self, slot: Slot) -> Place | None:
+    def place(self, slot: Slot) -> Placement | None:
         """The node that Ray chooses, once it has."""
         if not self._ready(self.reserved[_group(slot)]):
             return None
@@ -124,7 +124,7 @@ class RayLauncher:
         with _lost(hired):
             ray.get(hired.actor.start.remote(replace(process, env=env)), timeout=ANSWER_TIMEOUT)
 
-    def poll(self, name: str) -> End | None:
+    def poll(self, name: str) -> ProcessExit | None:
         """As of the actor's last answer. One that is lost has taken its process with it."""
         hired = self.hired[name]
         with _lost(hired):
@@ -164,7 +164,7 @@ class RayLauncher:
         strategy = "STRICT_SPREAD" if len(wanted) > 1 else "STRICT_PACK"
         return placement_group(wanted, strategy=strategy, name=name)
 
-    def _hire(self, slot: Slot) -> Hired:
+    def _hire(self, slot: Slot) -> ActorHandle:
         """Ask for an actor with what the slot needs; it comes when Ray has started it."""
         strategy = PlacementGroupSchedulingStrategy(self.groups[_group(slot)])
         runner: Any = ray.remote(Runner)
@@ -174,7 +174,7 @@ class RayLauncher:
             num_gpus=self._gpus(slot),
             scheduling_strategy=strategy,
         ).remote(self.stop_timeout, Path.cwd())
-        self.hired[slot.name] = Hired(actor, actor.place.remote(slot))
+        self.hired[slot.name] = ActorHandle(actor, actor.place.remote(slot))
         return self.hired[slot.name]
 
     def _cpus(self, slot: Slot) -> int:
@@ -189,12 +189,12 @@ class RayLauncher:
 
 
 @contextmanager
-def _lost(hired: Hired) -> Iterator[None]:
+def _lost(hired: ActorHandle) -> Iterator[None]:
     """What is asked of an actor that is gone is answered by its end."""
     try:
         yield
     except RayActorError as error:
-        hired.end = End(LOST, f"was lost with its actor ({str(error).splitlines()[0]})")
+        hired.end = ProcessExit(LOST, f"was lost with its actor ({str(error).splitlines()[0]})")
 
 
 def _connect(config: RLConfig) -> None:

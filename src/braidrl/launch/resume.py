@@ -10,13 +10,13 @@ from typing import Any
 from pydantic import BaseModel
 
 from braidrl.configs.core.errors import ConfigError
-from braidrl.launch.options import Options
+from braidrl.launch.options import LaunchOptions
 from braidrl.monitors.metrics import MetricsWriter
 from braidrl.utils.publish import publish_folder
 from braidrl.utils.run_folder import RunFolder
 
 
-def open_run_folder(run: RunFolder, options: Options) -> int:
+def open_run_folder(run: RunFolder, options: LaunchOptions) -> int:
     """Make the run folder ready and return the step to continue after (0: from the start).
 
     Raises `ConfigError` where a run would be overwritten, or there is nothing to continue from.
@@ -37,7 +37,7 @@ def open_run_folder(run: RunFolder, options: Options) -> int:
     return step
 
 
-def check_clean(config: BaseModel, root: Path, options: Options) -> None:
+def check_clean(config: BaseModel, root: Path, options: LaunchOptions) -> None:
     """Raise `ConfigError` where `--clean` would remove what the config reads, as the model or the tasks of a run."""
     for key, text in _texts(config.model_dump(mode="json")) if options.clean else ():
         path = Path(text).absolute()
@@ -59,7 +59,7 @@ def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
             yield from _texts(item, f"{key}[{index}]")
 
 
-def _check_occupied(run: RunFolder, options: Options, occupied: bool) -> None:
+def _check_occupied(run: RunFolder, options: LaunchOptions, occupied: bool) -> None:
     if occupied and not options.resume:
         raise ConfigError(
             "output_dir",

@@ -7,7 +7,7 @@ from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.launch.contract import Launcher, Slot
 from braidrl.launch.local import LocalLauncher
-from braidrl.launch.options import Options
+from braidrl.launch.options import LaunchOptions
 from braidrl.launch.plan import machines_of, plan, visible_devices
 from braidrl.launch.resume import open_run_folder
 from braidrl.launch.supervisor import ProcessFailed, Supervisor
@@ -54,7 +54,7 @@ def resolved_toml(config: RLConfig) -> str:
     return to_toml(config, without=chosen | SHARED_COPIES)
 
 
-def carry_out(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
+def carry_out(config: RLConfig, run: RunFolder, done: int, options: LaunchOptions) -> None:
     """Run all processes to their end, in a folder that was made ready to go on after step `done`.
 
     Raises `PlacementError` where there is no room, and `ProcessFailed` when a process dies.
@@ -73,7 +73,7 @@ def carry_out(config: RLConfig, run: RunFolder, done: int, options: Options) -> 
                 raise
             print(f"braid rl: error: {failure}\nthe other processes were stopped", file=sys.stderr, end="")
         resumes -= 1
-        done = open_run_folder(run, Options(resume=True))
+        done = open_run_folder(run, LaunchOptions(resume=True))
         print(f"; the run goes on after step {done}", file=sys.stderr, flush=True)
     prune_checkpoints(run, config.checkpoint)
     forget_weights_before(run, config.max_steps, keep=run.published("checkpoints"))
@@ -93,7 +93,7 @@ def open_launcher(config: RLConfig, slots: list[Slot]) -> Launcher:
     return LocalLauncher(config.stop_timeout, visible_devices())
 
 
-def play(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
+def play(config: RLConfig, run: RunFolder, done: int, options: LaunchOptions) -> None:
     """Place and start all processes, and watch them until trainer and orchestrator have ended.
 
     Raises `PlacementError` where there is no room, and `ProcessFailed` when a process dies.
@@ -112,7 +112,9 @@ def play(config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
         launcher.stop()
 
 
-def watch(supervisor: Supervisor, config: RLConfig, run: RunFolder, done: int, options: Options) -> None:
+def watch(
+    supervisor: Supervisor, config: RLConfig, run: RunFolder, done: int, options: LaunchOptions
+) -> None:
     """Show progress until trainer and orchestrator have ended; raise `ProcessFailed` when a process dies."""
     from braidrl.report.console import open_view
 

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.launch.contract import Place, Process, Slot
+from braidrl.launch.contract import Placement, Process, Slot
 from braidrl.launch.local import LocalLauncher
-from braidrl.launch.options import Options
+from braidrl.launch.options import LaunchOptions
 from braidrl.launch.plan import machines_of, plan
 from braidrl.launch.resume import open_run_folder
 from braidrl.utils.run_folder import RunFolder
@@ -71,7 +71,7 @@ def show(config: RLConfig) -> int:
     return 0
 
 
-def submit(config: RLConfig, resolved: str, options: Options) -> int:
+def submit(config: RLConfig, resolved: str, options: LaunchOptions) -> int:
     """Write config and script into the run folder and hand the script to `sbatch`; exit code 0 when it took it."""
     text = script(config, sys.executable)
     run = RunFolder(config.output_dir)
@@ -107,11 +107,11 @@ class SlurmLauncher(LocalLauncher):
                 "slurm.nodes", f"is {self.job.nodes}, but the job has {len(self.hosts)}; submit it again"
             )
 
-    def _choose(self, slot: Slot) -> Place:
+    def _choose(self, slot: Slot) -> Placement:
         """The node of the slot. No port can be tried out there from here: those of the job are given in turn."""
         job = int(os.environ["SLURM_JOB_ID"])
         port = FIRST_PORT + job % JOBS * PORTS_OF_A_JOB + len(self.places) % PORTS_OF_A_JOB
-        return Place(self.hosts[slot.machine], slot.port or port)
+        return Placement(self.hosts[slot.machine], slot.port or port)
 
     def command(self, process: Process) -> list[str]:
         """A step that shares its node with the others: they see all its GPUs, and use those of their slot."""

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Self
 
-from braidrl.launch.contract import End, Launcher, Process
+from braidrl.launch.contract import Launcher, Process, ProcessExit
 from braidrl.utils.log import tail
 
 WINDOW = 600.0
@@ -24,13 +24,13 @@ HEALTH_TIMEOUT = 0.5
 class ProcessFailed(RuntimeError):
     """Processes of the run ended although they should not have, or ended with an error."""
 
-    def __init__(self, ends: list[tuple[Process, End]]) -> None:
+    def __init__(self, ends: list[tuple[Process, ProcessExit]]) -> None:
         first = sorted(ends, key=lambda each: each[1].code > 0)  # what was killed took the others with it
         super().__init__("\n".join(f"{_told(process, end)}" for process, end in first))
 
 
 @dataclass
-class Watched:
+class SupervisedProcess:
     """A process under supervision."""
 
     process: Process
@@ -57,7 +57,7 @@ class Supervisor:
     def __init__(self, launcher: Launcher, renew: Callable[[Process], Process | None] = _same_again) -> None:
         self.launcher = launcher
         self.renew = renew
-        self.watched: dict[str, Watched] = {}
+        self.watched: dict[str, SupervisedProcess] = {}
         self.restarts = 0
         """How often a server was started anew."""
 
@@ -70,11 +70,11 @@ class Supervisor:
     def start(self, process: Process) -> None:
         """Start a process, and watch it from now on."""
         self.launcher.start(process)
-        self.watched[process.name] = Watched(process)
+        self.watched[process.name] = SupervisedProcess(process)
 
     def check(self) -> None:
         """Start anew what is due. Raises `ProcessFailed` where a process is not running and should be."""
-        failed: list[tuple[Process, End]] = []
+        failed: list[tuple[Process, ProcessExit]] = []
         for each in self.watched.values():
             if each.due is not None:
                 self._renew(each)
@@ -92,7 +92,7 @@ class Supervisor:
         ends = [self.launcher.poll(each.process.name) for each in self.watched.values() if each.process.ends]
         return all(end is not None and end.code == 0 for end in ends)
 
-    def _forgive(self, each: Watched, end: End) -> bool:
+    def _forgive(self, each: SupervisedProcess, end: ProcessExit) -> bool:
         """Whether a process that has ended is started anew."""
         now, most = time.monotonic(), each.process.max_restarts
         while each.restarts and each.restarts[0] < now - WINDOW:
@@ -109,7 +109,7 @@ class Supervisor:
         )
         return True
 
-    def _renew(self, each: Watched) -> None:
+    def _renew(self, each: SupervisedProcess) -> None:
         if each.due is None or time.monotonic() < each.due:
             return
         process = self.renew(each.process)
@@ -120,7 +120,7 @@ class Supervisor:
         self.restarts += 1
 
 
-def _told(process: Process, end: End) -> str:
+def _told(process: Process, end: ProcessExit) -> str:
     return f"{process.name} {end.how}; last lines of {process.log}:\n{tail(process.log)}"
 
 

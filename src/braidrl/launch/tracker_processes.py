@@ -26,7 +26,7 @@ GRACE_SECONDS = 1.0
 
 
 @dataclass
-class Beside:
+class TrackerProcess:
     """A tracker's process."""
 
     label: str
@@ -53,7 +53,7 @@ def tracking(trackers: Sequence[TrackerConfig], run: RunFolder) -> Iterator[None
         return
     run.trackers.mkdir(parents=True, exist_ok=True)
     run.notices.unlink(missing_ok=True)
-    started: list[Beside] = []
+    started: list[TrackerProcess] = []
     status = "failed"
     try:
         for label, tracker in zip(labels(trackers), trackers, strict=True):
@@ -67,7 +67,7 @@ def tracking(trackers: Sequence[TrackerConfig], run: RunFolder) -> Iterator[None
         _stop(started, status)
 
 
-def _start(label: str, tracker: TrackerConfig, run: RunFolder) -> Beside:
+def _start(label: str, tracker: TrackerConfig, run: RunFolder) -> TrackerProcess:
     config = run.configs / f"tracker_{label}.toml"
     config.parent.mkdir(parents=True, exist_ok=True)
     config.write_text(to_toml(TrackConfig(run=run.root, tracker=tracker)))
@@ -81,10 +81,10 @@ def _start(label: str, tracker: TrackerConfig, run: RunFolder) -> Beside:
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    return Beside(label, tracker, popen, log)
+    return TrackerProcess(label, tracker, popen, log)
 
 
-def _stop(started: Sequence[Beside], status: str) -> None:
+def _stop(started: Sequence[TrackerProcess], status: str) -> None:
     """Tell all of them how the run ended, wait for each as long as it may take, kill the rest, and say who failed."""
     now = time.monotonic()
     for each in started:
@@ -105,7 +105,7 @@ def _stop(started: Sequence[Beside], status: str) -> None:
             print(f"braid rl: warning: {_complaint(each, code, status)}", file=sys.stderr)
 
 
-def _complaint(each: Beside, code: int, status: str) -> str:
+def _complaint(each: TrackerProcess, code: int, status: str) -> str:
     late = f"was not ready {each.config.close_timeout:g} s after the end (tracker.close_timeout)"
     why = tail(each.log, 1).removeprefix("  | ")
     how = late if code == TOO_LATE else f"ended with exit code {code}: {why}"

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from braidrl.configs.core.load import to_toml
 from braidrl.configs.rl import RLConfig
-from braidrl.launch.contract import Launcher, Place, Process, Slot
+from braidrl.launch.contract import Launcher, Placement, Process, Slot
 from braidrl.utils.process import environment
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
@@ -25,9 +25,9 @@ class PlacementError(RuntimeError):
     """There was no room for a process."""
 
 
-def place_all(launcher: Launcher, slots: Iterable[Slot]) -> dict[str, Place]:
+def place_all(launcher: Launcher, slots: Iterable[Slot]) -> dict[str, Placement]:
     """A place for every slot, by its name. Raises `PlacementError` at the launcher's deadline."""
-    places: dict[str, Place] = {}
+    places: dict[str, Placement] = {}
     missing = list(slots)
     deadline = time.monotonic() + launcher.placement_timeout
     while True:

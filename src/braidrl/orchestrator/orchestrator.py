@@ -20,13 +20,13 @@ from braidrl.orchestrator.envs.source import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.heartbeat import heartbeat, share
-from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.concurrency import AdaptiveConcurrency, adapt
 from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
-from braidrl.orchestrator.pipeline.records import Ended, Ledger, group_records, write_records
+from braidrl.orchestrator.pipeline.records import EndedGroups, Ledger, group_records, write_records
 from braidrl.orchestrator.pipeline.sink import Sink
 from braidrl.transport.rollouts import BatchWriter
-from braidrl.utils.process import spare_what_is_there
+from braidrl.utils.process import freeze_gc
 from braidrl.utils.run_folder import RunFolder
 
 logger = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def run(config: OrchestratorConfig, resume_step: int | None = None) -> None:
 
 async def _until_terminated(config: OrchestratorConfig, resume_step: int | None) -> None:
     """SIGTERM ends the run as an interrupt does: episodes are cancelled and their processes stopped."""
-    story = asyncio.create_task(orchestrate(config, resume_step, spare_what_is_there))
+    story = asyncio.create_task(orchestrate(config, resume_step, freeze_gc))
     terminated = asyncio.Event()
 
     def terminate() -> None:
@@ -64,18 +64,18 @@ async def orchestrate(
     """
     done = resume_step or 0
     async with AsyncExitStack() as stack:
-        house = await stack.enter_async_context(open_house(config, done))
-        await house.start(done)
+        orchestrator = await stack.enter_async_context(open_orchestrator(config, done))
+        await orchestrator.start(done)
         if ready is not None:
             ready()
-        async with house.at_work():
+        async with orchestrator.at_work():
             for step in range(done + 1, config.max_steps + 1):
-                await house.step(step)
-            await house.finish()
+                await orchestrator.step(step)
+            await orchestrator.finish()
 
 
-class House:
-    """The rooms of the data plane, wired together."""
+class Orchestrator:
+    """The parts of the orchestrator process, connected, and the order of one step."""
 
     def __init__(
         self,
@@ -178,12 +178,12 @@ class House:
         await self.policy.wait_visited(self.config.max_steps)
         logger.info("done: %d steps", self.config.max_steps)
 
-    async def record(self, step: int, ended: Ended) -> None:
+    async def record(self, step: int, ended: EndedGroups) -> None:
         """Write down what has ended while the batch of `step` was collected."""
         self.ledger.write(step, ended.fates)
         await write_records(self.run_folder.train_episodes(step), group_records(ended.groups, step))
 
-    def report(self, batch: Batch, seconds: dict[str, float]) -> None:
+    def report(self, batch: CollectedBatch, seconds: dict[str, float]) -> None:
         """Write the line of metrics of a batch."""
         traffic = self.gateway.take_traffic()
         staleness = [trace.staleness(batch.step) for trace in batch.traces]
@@ -253,7 +253,7 @@ class House:
 
 
 @asynccontextmanager
-async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[House]:
+async def open_orchestrator(config: OrchestratorConfig, version: int) -> AsyncIterator[Orchestrator]:
     """Connect to the replicas, open the gateway, load the environments; close them all in the end."""
     config = config.model_copy(deep=True)
     resolve_environments(config)
@@ -277,7 +277,7 @@ async def open_house(config: OrchestratorConfig, version: int) -> AsyncIterator[
             len(pools[config.model.path]),
             len(train),
         )
-        yield House(config, gateway, pools[config.model.path], train, evals)
+        yield Orchestrator(config, gateway, pools[config.model.path], train, evals)
 
 
 def first_cause(error: BaseException) -> BaseException:

@@ -19,7 +19,7 @@ class View(Protocol):
     def update(self) -> None: ...
 
 
-class Nothing:
+class SilentView:
     """Shows nothing: how the run ended is said by who launched it."""
 
     def __enter__(self) -> Self:
@@ -48,7 +48,7 @@ def open_view(
     """
     console = console or Console()
     if quiet:
-        return Nothing()
+        return SilentView()
     if console.is_terminal and not console.is_dumb_terminal:
         return Dashboard(run, max_steps, console, after)
     return Progress(run, max_steps, console=console, after=after, verbose=verbose)

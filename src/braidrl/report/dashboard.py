@@ -13,7 +13,7 @@ from rich.text import Text
 
 from braidrl.monitors.metrics import source_of
 from braidrl.report.progress import QUIET_SECONDS
-from braidrl.report.reading import Reading
+from braidrl.report.reading import RunReader
 from braidrl.report.sparkline import plain, sparkline
 from braidrl.utils.run_folder import RunFolder
 
@@ -53,7 +53,7 @@ class Dashboard:
         after: int = 0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.reading = Reading(run, max_steps, after=after, clock=clock)
+        self.reading = RunReader(run, max_steps, after=after, clock=clock)
         self.console = console
         self.notices: list[str] = []
         self.ended = False

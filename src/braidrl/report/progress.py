@@ -8,7 +8,7 @@ from rich.console import Console
 from braidrl.monitors.metrics import source_of
 from braidrl.report.evaluation import evaluation_lines
 from braidrl.report.live import LiveBar
-from braidrl.report.reading import Reading
+from braidrl.report.reading import RunReader
 from braidrl.utils.run_folder import RunFolder
 
 SHOWN = (
@@ -50,7 +50,7 @@ class Progress(LiveBar):
         """`processes` must all have reported a step before it is shown. Without a terminal, `every` n-th is.
         A resumed run shows only what comes `after` its checkpoint."""
         super().__init__(console or Console(), "step", max_steps, line="starting")
-        self.reading = Reading(run, max_steps, processes, after)
+        self.reading = RunReader(run, max_steps, processes, after)
         self.max_steps = max_steps
         self.every = every
         self.verbose = verbose

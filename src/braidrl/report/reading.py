@@ -17,7 +17,7 @@ PACE = 20
 """Newest steps that time left is reckoned from."""
 
 
-class Reading:
+class RunReader:
     """Follows the metrics of a run, its evaluations, its state of now, and trackers that failed.
 
     Args:

@@ -19,7 +19,7 @@ METRICS = ("trainer", "orchestrator", "eval")
 
 
 @dataclass(frozen=True)
-class Summary:
+class RunSummary:
     """What is told of a run."""
 
     run: RunFolder
@@ -71,10 +71,10 @@ def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[RunFolder]:
             yield from find_runs(path, depth - 1)
 
 
-def summarize(run: RunFolder) -> Summary:
+def summarize(run: RunFolder) -> RunSummary:
     """Read a little of a run folder. Raises `ValueError` where its record or its config cannot be read."""
     rows = {name: row for name in METRICS if (row := last_row(run.metrics(name))) is not None}
-    return Summary(run, outcome(run), read_record(run), kind_of(run), read_settings(run), rows)
+    return RunSummary(run, outcome(run), read_record(run), kind_of(run), read_settings(run), rows)
 
 
 def kind_of(run: RunFolder) -> str | None:

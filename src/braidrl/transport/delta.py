@@ -27,7 +27,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
-class Change:
+class TensorDelta:
     """Of one tensor."""
 
     name: str
@@ -70,7 +70,7 @@ def save_delta(old: Mapping[str, Tensor], new: Mapping[str, Tensor], base: str, 
     (folder / DELTA).write_text(json.dumps({"base": base, "checksums": checksums}))
 
 
-def read_delta(folder: Path, state: Mapping[str, Tensor]) -> list[Change]:
+def read_delta(folder: Path, state: Mapping[str, Tensor]) -> list[TensorDelta]:
     """The changes of a delta, checked against the tensors that they are for.
 
     Raises `ValueError` for an unreadable one, and for one of another base.
@@ -96,15 +96,15 @@ def read_delta(folder: Path, state: Mapping[str, Tensor]) -> list[Change]:
     return changes
 
 
-def _changes(tensors: Mapping[str, Tensor], names: Mapping[str, int]) -> Iterator[Change]:
+def _changes(tensors: Mapping[str, Tensor], names: Mapping[str, int]) -> Iterator[TensorDelta]:
     for name in names:
         if name in tensors:
-            yield Change(name, None, tensors[name])
+            yield TensorDelta(name, None, tensors[name])
         else:
-            yield Change(name, tensors[name + INDICES], tensors[name + VALUES])
+            yield TensorDelta(name, tensors[name + INDICES], tensors[name + VALUES])
 
 
-def _change(name: str, old: Tensor, new: Tensor) -> Change | None:
+def _change(name: str, old: Tensor, new: Tensor) -> TensorDelta | None:
     """None where nothing changed."""
     before, after = (_bits(tensor).view(-1) for tensor in (old, new))
     indices = (before != after).nonzero()[:, 0]
@@ -113,8 +113,8 @@ def _change(name: str, old: Tensor, new: Tensor) -> Change | None:
     if new.numel() <= 1 << 31:
         indices = indices.to(torch.int32)
     if len(indices) * (indices.element_size() + new.element_size()) >= new.numel() * new.element_size():
-        return Change(name, None, new)
-    return Change(name, indices, new.view(-1)[indices.long()])
+        return TensorDelta(name, None, new)
+    return TensorDelta(name, indices, new.view(-1)[indices.long()])
 
 
 def _bits(tensor: Tensor) -> Tensor:

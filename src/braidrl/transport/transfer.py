@@ -41,7 +41,7 @@ class Join(msgspec.Struct):
     """Whether it has just started, so that it has forgotten a group that it was in."""
 
 
-class Place(msgspec.Struct):
+class Rendezvous(msgspec.Struct):
     """vLLM's `init_info`: where the workers meet the trainer, which is rank 0."""
 
     master_address: str
@@ -54,7 +54,7 @@ class Place(msgspec.Struct):
 class Joined(msgspec.Struct):
     """The answer: where to meet, or None where they have met."""
 
-    place: Place | None
+    place: Rendezvous | None
 
 
 class Send(msgspec.Struct):

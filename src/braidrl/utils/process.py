@@ -84,7 +84,7 @@ YOUNG = 50_000
 """New objects, less those that are gone, after which the collector looks at them (Python: 700)."""
 
 
-def spare_what_is_there() -> None:
+def freeze_gc() -> None:
     """Collect once, leave what is there to itself from now on (modules, configs, tokenizers), and collect less often.
 
     A full collection visits every object, and nothing else happens meanwhile: 0.2 to 0.3 s for the half million objects

@@ -9,7 +9,7 @@ import pytest
 import renderers.client
 
 from braidrl.api.background import Background
-from braidrl.api.pipeline import Plane
+from braidrl.api.pipeline import Pipeline
 from braidrl.monitors.metrics import read_metrics
 from braidrl.transport.types import TrainingBatch
 from braidrl.utils.run_folder import RunFolder
@@ -34,7 +34,7 @@ async def test_batches_by_hand_are_those_of_a_run(tiny_model_dir: Path, tmp_path
     renderers.client._max_prompt_len_lock = asyncio.Lock()
     batches = []
     async with StubEngine(model=str(tiny_model_dir)) as engine:
-        plane = Plane(orchestrator_config(tiny_model_dir, run.root, engine.url, **SETTINGS))
+        plane = Pipeline(orchestrator_config(tiny_model_dir, run.root, engine.url, **SETTINGS))
         living = asyncio.create_task(plane.live())
         await asyncio.wait_for(plane.opened(), 60)
         for step in (1, 2, 3):
@@ -59,7 +59,7 @@ async def test_batches_by_hand_are_those_of_a_run(tiny_model_dir: Path, tmp_path
 async def test_groups_that_are_left_out_are_not_in_the_batch(tiny_model_dir: Path, tmp_path: Path) -> None:
     renderers.client._max_prompt_len_lock = asyncio.Lock()
     async with StubEngine(model=str(tiny_model_dir)) as engine:
-        plane = Plane(orchestrator_config(tiny_model_dir, tmp_path, engine.url, **SETTINGS))
+        plane = Pipeline(orchestrator_config(tiny_model_dir, tmp_path, engine.url, **SETTINGS))
         living = asyncio.create_task(plane.live())
         await asyncio.wait_for(plane.opened(), 60)
         first, second = await plane.sample(), await plane.sample()
@@ -74,7 +74,7 @@ async def test_groups_that_are_left_out_are_not_in_the_batch(tiny_model_dir: Pat
 
 async def test_a_plane_that_finds_no_server_says_so(tiny_model_dir: Path, tmp_path: Path) -> None:
     keys = {"base_url": ["http://127.0.0.1:9/v1"], "startup_timeout": 0.2}
-    plane = Plane(orchestrator_config(tiny_model_dir, tmp_path, "http://127.0.0.1:9/v1", client=keys))
+    plane = Pipeline(orchestrator_config(tiny_model_dir, tmp_path, "http://127.0.0.1:9/v1", client=keys))
     with pytest.raises(Exception, match=r"127\.0\.0\.1:9"):
         await asyncio.wait_for(plane.live(), 60)
 

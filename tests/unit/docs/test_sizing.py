@@ -12,7 +12,7 @@ import torch
 from benchmarks.sizing import QWEN3, Shape, memory
 from braidrl.trainer.model.forward import to_device
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.step import Learner
 from tests.support.paths import REPOSITORY
 from tests.support.trainer_batches import make_sample, trainer_config
@@ -28,7 +28,7 @@ def test_a_layer_keeps_what_the_arithmetic_says(
     shape = Shape.of(json.loads((tiny_model_dir / "config.json").read_text()))
     vectors = sum(parameter.numel() for parameter in learner.model.parameters() if parameter.ndim == 1)
     assert shape.parameters == sum(parameter.numel() for parameter in learner.model.parameters()) - vectors
-    row = learner._rows(Batch([make_sample(1, "ce", prompt=2, completion=400)]))[0]
+    row = learner._rows(StepBatch([make_sample(1, "ce", prompt=2, completion=400)]))[0]
     tokens, kept = len(row.token_ids), {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:

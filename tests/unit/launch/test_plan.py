@@ -9,7 +9,7 @@ from braidrl.configs.core.inherit import inherit
 from braidrl.configs.rl import RLConfig
 from braidrl.launch import plan as module
 from braidrl.launch.contract import Slot
-from braidrl.launch.plan import Machines, machines_of, plan, visible_devices
+from braidrl.launch.plan import Nodes, machines_of, plan, visible_devices
 
 BASE = {
     "model": {"path": "model"},
@@ -34,7 +34,7 @@ def devices(slots: list[Slot]) -> dict[str, tuple[int, tuple[int, ...]]]:
 
 
 def test_one_of_each_has_the_plain_names() -> None:
-    slots = plan(run_of(1, 1), Machines(ONE, ONE, cores=8, devices=0))
+    slots = plan(run_of(1, 1), Nodes(ONE, ONE, cores=8, devices=0))
     assert [slot.name for slot in slots] == ["inference", "orchestrator", "trainer"]
     assert all(slot.devices == () for slot in slots)
 
@@ -49,18 +49,18 @@ def test_one_of_each_has_the_plain_names() -> None:
 )
 def test_cores_are_split_among_processes(settings: dict, expected: dict[str, int | None]) -> None:
     config = run_of(2, 4, orchestrator=settings)
-    threads = {slot.name: slot.threads for slot in plan(config, Machines(ONE, ONE, cores=8, devices=0))}
+    threads = {slot.name: slot.threads for slot in plan(config, Nodes(ONE, ONE, cores=8, devices=0))}
     assert expected.items() <= threads.items()
 
 
 def test_threads_of_the_config_win() -> None:
     config = config_of(inference={"threads": 3}, trainer={"threads": 5})
-    threads = [slot.threads for slot in plan(config, Machines(ONE, ONE, cores=1, devices=0))]
+    threads = [slot.threads for slot in plan(config, Nodes(ONE, ONE, cores=1, devices=0))]
     assert threads == [3, None, 5]
 
 
 def test_servers_and_ranks_of_one_machine_have_gpus_of_their_own() -> None:
-    slots = plan(run_of(2, 4, tensor=2), Machines(ONE, ONE, cores=8, devices=8))
+    slots = plan(run_of(2, 4, tensor=2), Nodes(ONE, ONE, cores=8, devices=8))
     assert devices(slots) == {
         "inference_0": (0, (0, 1)),
         "inference_1": (0, (2, 3)),
@@ -74,18 +74,18 @@ def test_servers_and_ranks_of_one_machine_have_gpus_of_their_own() -> None:
 
 
 def test_the_only_gpu_is_shared() -> None:
-    slots = plan(run_of(1, 1), Machines(ONE, ONE, cores=8, devices=1))
+    slots = plan(run_of(1, 1), Nodes(ONE, ONE, cores=8, devices=1))
     assert devices(slots)["inference"] == devices(slots)["trainer"] == (0, (0,))
 
 
 def test_a_shared_device_is_the_same_for_both() -> None:
     config = run_of(1, 1, share_device=True, orchestrator={"max_off_policy_steps": 0})
-    slots = plan(config, Machines(ONE, ONE, cores=8, devices=4))
+    slots = plan(config, Nodes(ONE, ONE, cores=8, devices=4))
     assert devices(slots)["inference"] == devices(slots)["trainer"] == (0, (0,))
 
 
 def test_many_machines_are_filled_in_order() -> None:
-    slots = plan(run_of(3, 2, tensor=2), Machines(range(2), range(2, 4), cores=8, devices=4))
+    slots = plan(run_of(3, 2, tensor=2), Nodes(range(2), range(2, 4), cores=8, devices=4))
     assert devices(slots) == {
         "inference_0": (0, (0, 1)),
         "inference_1": (0, (2, 3)),
@@ -105,24 +105,24 @@ def test_many_machines_are_filled_in_order() -> None:
     [
         (
             run_of(3, 1, tensor=2),
-            Machines(ONE, ONE, 8, 4),
+            Nodes(ONE, ONE, 8, 4),
             r"inference.replicas: .*6 GPUs \(3 x 2 for inf.*has 4",
         ),
         (
             run_of(1, 4),
-            Machines(ONE, ONE, 8, 4),
+            Nodes(ONE, ONE, 8, 4),
             r"trainer.parallel.processes: .*5 GPUs \(1 for inf.*\+ 4 for tr",
         ),
-        (run_of(1, 5), Machines(ONE, range(1, 2), 8, 4), r"trainer.parallel.processes: .*5 GPUs"),
+        (run_of(1, 5), Nodes(ONE, range(1, 2), 8, 4), r"trainer.parallel.processes: .*5 GPUs"),
     ],
 )
-def test_too_few_gpus_are_an_error(config: RLConfig, machines: Machines, message: str) -> None:
+def test_too_few_gpus_are_an_error(config: RLConfig, machines: Nodes, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         plan(config, machines)
 
 
 def test_ports_follow_the_one_that_is_set() -> None:
-    machines = Machines(ONE, ONE, cores=1, devices=0)
+    machines = Nodes(ONE, ONE, cores=1, devices=0)
     assert [slot.port for slot in plan(run_of(2, 1), machines)] == [None] * 4
     config = config_of(inference={"replicas": 2, "port": 9000})
     assert [slot.port for slot in plan(config, machines)][:2] == [9000, 9001]
@@ -130,7 +130,7 @@ def test_ports_follow_the_one_that_is_set() -> None:
 
 def test_machines_of_a_job() -> None:
     alone = machines_of(config_of(launcher="slurm", slurm={"gpus_per_node": 8, "cpus_per_task": 96}))
-    assert alone == Machines(ONE, ONE, cores=96, devices=8) and alone.together
+    assert alone == Nodes(ONE, ONE, cores=96, devices=8) and alone.together
     job = {"nodes": 5, "trainer_nodes": 2, "cpus_per_task": 4}
     several = machines_of(config_of(launcher="slurm", slurm=job))
     assert (several.serving, several.training, several.together) == (range(3), range(3, 5), False)

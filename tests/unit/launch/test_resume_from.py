@@ -7,7 +7,7 @@ import pytest
 
 from braidrl.cli import main
 from braidrl.configs.core.errors import ConfigError
-from braidrl.launch.options import Options, parse_options
+from braidrl.launch.options import LaunchOptions, parse_options
 from braidrl.launch.resume import open_run_folder
 from braidrl.monitors.metrics import MetricsWriter, read_metrics
 from braidrl.utils.publish import publish_bytes
@@ -29,7 +29,7 @@ def run(tmp_path: Path) -> RunFolder:
 
 
 def resume(run: RunFolder, path: Path | None = None) -> int:
-    return open_run_folder(run, Options(resume=True, resume_from=path))
+    return open_run_folder(run, LaunchOptions(resume=True, resume_from=path))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from braidrl.cli import main
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
-from braidrl.launch.contract import Place, Process, Slot
+from braidrl.launch.contract import Placement, Process, Slot
 from braidrl.launch.slurm import SlurmLauncher, script
 from tests.support.paths import REPOSITORY
 from tests.unit.launch.test_plan import config_of
@@ -121,7 +121,7 @@ def test_a_process_is_a_step_on_its_node_and_sees_the_gpus_of_its_slot(job: None
     launcher = SlurmLauncher(cluster())
     first = launcher.place(Slot("inference_0", "inference", devices=(0, 1)))
     place = launcher.place(Slot("trainer_rank1", "trainer", 1, machine=2, devices=(2, 3)))
-    assert (first, place) == (Place("n1", 10_000 + 1000 % 256 * 64), Place("n3", first.port + 1))
+    assert (first, place) == (Placement("n1", 10_000 + 1000 % 256 * 64), Placement("n3", first.port + 1))
     assert launcher.place(Slot("trainer_rank1", "trainer", 1, machine=2, devices=(2, 3))) == place
     command = launcher.command(Process("trainer_rank1", ("trainer", "@", "x"), tmp_path / "log", {}))
     assert command[0] == "srun" and {"--overlap", "--nodelist=n3", "--gpus-per-node=4"} <= set(command)

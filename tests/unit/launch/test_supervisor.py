@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from braidrl.launch import supervisor as module
-from braidrl.launch.contract import End, Place, Process
+from braidrl.launch.contract import Placement, Process, ProcessExit
 from braidrl.launch.local import LocalLauncher
 from braidrl.launch.supervisor import ProcessFailed, Supervisor
 from braidrl.utils.log import tail
@@ -57,8 +57,8 @@ def test_of_two_that_end_together_the_killed_one_is_told_first(tmp_path: Path) -
     for name in ("trainer", "trainer_rank1"):
         (tmp_path / f"{name}.log").write_text(f"words of {name}\n")
     ends = [
-        (process(tmp_path, name="trainer"), End.of(1)),
-        (process(tmp_path, name="trainer_rank1"), End.of(-9)),
+        (process(tmp_path, name="trainer"), ProcessExit.of(1)),
+        (process(tmp_path, name="trainer_rank1"), ProcessExit.of(-9)),
     ]
     text = str(ProcessFailed(ends))
     assert text.startswith("trainer_rank1 was killed by SIGKILL")
@@ -102,7 +102,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def server(folder: Path, engine: StubEngine, max_restarts: int = 2) -> Process:
     (folder / "server.log").write_text("out of memory\n")
-    place = Place("127.0.0.1", engine.port)
+    place = Placement("127.0.0.1", engine.port)
     return Process("server", (), folder / "server.log", {}, False, place, max_restarts)
 
 
@@ -120,7 +120,7 @@ async def test_a_server_that_was_up_is_started_anew_after_growing_pauses_and_not
         supervisor.start(server(tmp_path, engine))
         await up(supervisor)
         for pause in (1.0, 2.0):
-            launcher.ends["server"] = End.of(-9)
+            launcher.ends["server"] = ProcessExit.of(-9)
             supervisor.check()
             started = len(launcher.started)
             clock.now += pause - 0.01
@@ -129,7 +129,7 @@ async def test_a_server_that_was_up_is_started_anew_after_growing_pauses_and_not
             clock.now += 0.02
             supervisor.check()
             assert len(launcher.started) == started + 1
-        launcher.ends["server"] = End.of(-9)
+        launcher.ends["server"] = ProcessExit.of(-9)
         with pytest.raises(ProcessFailed, match=r"server was killed by SIGKILL(.|\n)*out of memory"):
             supervisor.check()
         assert supervisor.restarts == 2
@@ -144,7 +144,7 @@ async def test_restarts_are_forgotten_after_a_while(tmp_path: Path, clock: Clock
         supervisor.start(server(tmp_path, engine, max_restarts=1))
         await up(supervisor)
         for _ in range(3):
-            launcher.ends["server"] = End.of(1)
+            launcher.ends["server"] = ProcessExit.of(1)
             supervisor.check()
             clock.now += module.WINDOW + 1
             supervisor.check()
@@ -158,7 +158,7 @@ async def test_a_server_that_never_was_up_has_failed_at_once(tmp_path: Path, clo
         gone = server(tmp_path, engine)
     supervisor.start(gone)
     supervisor.check()
-    launcher.ends["server"] = End.of(1)
+    launcher.ends["server"] = ProcessExit.of(1)
     with pytest.raises(ProcessFailed, match="server ended with exit code 1"):
         supervisor.check()
 
@@ -170,7 +170,7 @@ async def test_a_server_without_a_place_waits_for_one(tmp_path: Path, clock: Clo
         supervisor = Supervisor(launcher, lambda gone: places.pop() if places else process)
         supervisor.start(process)
         await up(supervisor)
-        launcher.ends["server"] = End.of(-9)
+        launcher.ends["server"] = ProcessExit.of(-9)
         supervisor.check()
         clock.now += 1.0
         for started in (1, 1, 2):

@@ -10,9 +10,9 @@ from braidrl.configs.core.load import load_config
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.configs.rl import RLConfig
 from braidrl.configs.trainer.config import TrainerConfig
-from braidrl.launch.contract import Place, Process, Slot
+from braidrl.launch.contract import Placement, Process, Slot
 from braidrl.launch.local import LocalLauncher
-from braidrl.launch.plan import Machines, plan
+from braidrl.launch.plan import Nodes, plan
 from braidrl.launch.run import resolve, resolved_toml
 from braidrl.launch.wiring import API_KEY, PlacementError, Wiring, place_all
 from braidrl.utils.run_folder import RunFolder
@@ -20,7 +20,7 @@ from tests.support.fake_launcher import FakeLauncher
 from tests.unit.launch.test_plan import ONE, config_of
 
 
-class Nodes(FakeLauncher):
+class NamedNodes(FakeLauncher):
     """A launcher of machines with names."""
 
     placement_timeout = 0.3
@@ -30,19 +30,19 @@ class Nodes(FakeLauncher):
         super().__init__()
         self.hosts = hosts
 
-    def place(self, slot: Slot) -> Place | None:
+    def place(self, slot: Slot) -> Placement | None:
         host = self.hosts.get(slot.name)
-        return None if host is None else Place(host, 7000 + slot.index)
+        return None if host is None else Placement(host, 7000 + slot.index)
 
 
 HOSTS = {"inference_0": "a", "inference_1": "b", "orchestrator": "a", "trainer": "c", "trainer_rank1": "d"}
 
 
-def wire(folder: Path, nodes: Nodes, step: int = 0, **settings: Any) -> Wiring:
+def wire(folder: Path, nodes: NamedNodes, step: int = 0, **settings: Any) -> Wiring:
     settings = {"inference": {"replicas": 2}, "trainer": {"parallel": {"processes": 2}}, **settings}
     config, run = config_of(output_dir=str(folder), **settings), RunFolder(folder)
     run.configs.mkdir(parents=True)
-    slots = plan(config, Machines(ONE, ONE, cores=4, devices=0))
+    slots = plan(config, Nodes(ONE, ONE, cores=4, devices=0))
     return Wiring(config, run, nodes, slots, step, verbose=False)
 
 
@@ -55,7 +55,7 @@ def orchestrator_of(folder: Path) -> OrchestratorConfig:
 
 
 def test_the_orchestrator_is_told_every_address(tmp_path: Path) -> None:
-    wiring = wire(tmp_path, Nodes(HOSTS))
+    wiring = wire(tmp_path, NamedNodes(HOSTS))
     client = orchestrator_of(tmp_path).client
     assert client.base_url == ["http://a:7000/v1", "http://b:7001/v1"]
     assert client.address_file == tmp_path / "config" / "addresses"
@@ -63,7 +63,7 @@ def test_the_orchestrator_is_told_every_address(tmp_path: Path) -> None:
     assert trainer.weights.transfer_host == "c"
     processes = by_name(wiring)
     assert processes["inference_1"].args[-4:] == ("--port", "7001", "--threads", "1")
-    assert processes["inference_1"].health == Place("b", 7001)
+    assert processes["inference_1"].health == Placement("b", 7001)
     assert {name: process.ends for name, process in processes.items()} == {
         "inference_0": False,
         "inference_1": False,
@@ -74,7 +74,7 @@ def test_the_orchestrator_is_told_every_address(tmp_path: Path) -> None:
 
 
 def test_ranks_meet_at_the_first(tmp_path: Path) -> None:
-    processes = by_name(wire(tmp_path, Nodes(HOSTS), step=3))
+    processes = by_name(wire(tmp_path, NamedNodes(HOSTS), step=3))
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "c", "MASTER_PORT": "7000"}
     assert shared.items() | {("RANK", "0"), ("LOCAL_RANK", "0")} <= processes["trainer"].env.items()
     assert shared.items() | {("RANK", "1"), ("LOCAL_RANK", "1")} <= processes["trainer_rank1"].env.items()
@@ -84,19 +84,19 @@ def test_ranks_meet_at_the_first(tmp_path: Path) -> None:
 
 
 def test_a_rank_alone_is_no_group(tmp_path: Path) -> None:
-    processes = by_name(wire(tmp_path, Nodes(HOSTS), trainer={}))
+    processes = by_name(wire(tmp_path, NamedNodes(HOSTS), trainer={}))
     assert "RANK" not in processes["trainer"].env
 
 
 def test_a_server_that_moves_is_published(tmp_path: Path) -> None:
-    launcher = Nodes(dict(HOSTS))
+    launcher = NamedNodes(dict(HOSTS))
     wiring = wire(tmp_path, launcher)
     gone = by_name(wiring)["inference_1"]
     del launcher.hosts["inference_1"]
     assert wiring.renew(gone) is None
     launcher.hosts["inference_1"] = "e"
     renewed = wiring.renew(gone)
-    assert renewed is not None and renewed.health == Place("e", 7001)
+    assert renewed is not None and renewed.health == Placement("e", 7001)
     assert (tmp_path / "config" / "addresses").read_text() == "http://a:7000/v1\nhttp://e:7001/v1"
 
 
@@ -105,7 +105,7 @@ def test_no_room_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
     with pytest.raises(
         PlacementError, match=r"waited 0\.3 s for room for trainer_rank1; there are no more machines"
     ):
-        wire(tmp_path, Nodes(hosts))
+        wire(tmp_path, NamedNodes(hosts))
 
 
 def test_ports_of_one_machine_differ() -> None:
@@ -116,7 +116,7 @@ def test_ports_of_one_machine_differ() -> None:
 
 def test_addresses_of_the_user_stay(tmp_path: Path) -> None:
     url = "http://proxy:80/v1"
-    wire(tmp_path, Nodes(HOSTS), orchestrator={"client": {"base_url": [url]}})
+    wire(tmp_path, NamedNodes(HOSTS), orchestrator={"client": {"base_url": [url]}})
     client = orchestrator_of(tmp_path).client
     assert (client.base_url, client.address_file) == ([url], None)
 
@@ -129,7 +129,7 @@ def test_servers_of_several_machines_listen_to_others_and_ask_for_a_key(
     assert (config.inference.host, config.inference.api_key_var) == ("0.0.0.0", API_KEY)
     assert config.orchestrator.client.api_key_var == API_KEY
     inference = {"replicas": 2, "host": "0.0.0.0", "api_key_var": API_KEY}
-    processes = by_name(wire(tmp_path, Nodes(HOSTS), inference=inference))
+    processes = by_name(wire(tmp_path, NamedNodes(HOSTS), inference=inference))
     keys = {process.env[API_KEY] for process in processes.values()}
     assert len(keys) == 1 and len(keys.pop()) > 30
 

@@ -16,7 +16,7 @@ from braidrl.configs.core.errors import ConfigError
 from braidrl.launch.options import parse_options
 from braidrl.monitors.live import LiveState, write_live
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.report.console import Nothing, open_view
+from braidrl.report.console import SilentView, open_view
 from braidrl.report.dashboard import Dashboard
 from braidrl.report.progress import Progress
 from braidrl.utils.run_folder import RunFolder
@@ -226,7 +226,7 @@ def test_quiet_shows_nothing(tmp_path: Path) -> None:
     with open_view(RunFolder(tmp_path), 4, quiet=True, console=console) as view:
         log_step(RunFolder(tmp_path), 1)
         view.update()
-    assert isinstance(view, Nothing) and output.getvalue() == ""
+    assert isinstance(view, SilentView) and output.getvalue() == ""
 
 
 def test_flags_of_the_console() -> None:

@@ -5,7 +5,7 @@ import sys
 
 LOOK = """
 import gc, weakref
-from braidrl.utils.process import YOUNG, spare_what_is_there
+from braidrl.utils.process import YOUNG, freeze_gc
 
 class Ring:
     def __init__(self):
@@ -13,7 +13,7 @@ class Ring:
 
 before = len(gc.get_objects())
 gone = weakref.ref(Ring())
-spare_what_is_there()
+freeze_gc()
 assert gone() is None
 assert len(gc.get_objects()) < before / 100 and gc.get_freeze_count() > 0.9 * before
 assert gc.get_threshold()[0] == YOUNG

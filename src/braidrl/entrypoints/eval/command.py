@@ -13,7 +13,7 @@ from braidrl.configs.eval_command import SHARED_COPIES, EvalCommandConfig
 from braidrl.entrypoints.eval.target import Target, orchestrator_config, resolve
 from braidrl.launch.contract import Process
 from braidrl.launch.local import LocalLauncher
-from braidrl.launch.options import Options, parse_options
+from braidrl.launch.options import LaunchOptions, parse_options
 from braidrl.launch.supervisor import ProcessFailed, Supervisor
 from braidrl.launch.wiring import POLL_SECONDS
 from braidrl.monitors.record import recorded
@@ -53,7 +53,7 @@ def main(args: list[str]) -> int:
     return launch(config, target, options)
 
 
-def launch(config: EvalCommandConfig, target: Target, options: Options) -> int:
+def launch(config: EvalCommandConfig, target: Target, options: LaunchOptions) -> int:
     """Serve the model if need be, evaluate it, print the table."""
     run = RunFolder(config.output_dir)
     open_output(run, target.version, options.clean)
@@ -140,14 +140,14 @@ async def _play(config: EvalCommandConfig, target: Target) -> tuple[dict[str, fl
     """The metrics, and how often each error ended an episode."""
     from rich.console import Console
 
-    from braidrl.orchestrator.envs.source import EvalEnv, Finished
+    from braidrl.orchestrator.envs.source import EvalEnv, FinishedEpisode
     from braidrl.orchestrator.eval.standalone import open_evaluation
     from braidrl.orchestrator.eval.summary import reward_of
     from braidrl.report.episodes import EpisodeProgress
 
     errors: Counter[str] = Counter()
 
-    def ended(env: EvalEnv, finished: Finished) -> None:
+    def ended(env: EvalEnv, finished: FinishedEpisode) -> None:
         reward = reward_of(finished)
         progress.ended(reward)
         if reward is None:

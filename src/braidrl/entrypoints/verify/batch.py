@@ -13,10 +13,10 @@ from transformers.utils.logging import disable_progress_bar
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.rl import RLConfig
 from braidrl.entrypoints.verify.recorded import check_fits, read_batch
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.engines.torch import TorchEngine
-from braidrl.orchestrator.train.topk import Head, num_candidates, recover_head
+from braidrl.orchestrator.train.topk import TopK, num_candidates, recover_head
 from braidrl.transport.types import TrainingSample
 
 GROUPS = ("rl", "rl + ce", "ref_kl", "ce")
@@ -32,7 +32,7 @@ MOST_TOKENS = 64
 
 
 @dataclass(frozen=True)
-class Material:
+class VerifyInputs:
     """What there is to look at."""
 
     samples: list[TrainingSample]
@@ -74,15 +74,15 @@ def _start_from_adapter(engine: TorchEngine, config: RLConfig) -> None:
         raise ConfigError("trainer.lora.path", str(error)) from error
 
 
-def material(config: RLConfig, path: Path | None) -> Material:
+def material(config: RLConfig, path: Path | None) -> VerifyInputs:
     """A synthetic batch, or the recorded one at `path`, and what the engine samples for it."""
     recorded, origin = (None, "") if path is None else read_batch(config, path)
     with serving(config) as engine:
         if recorded is None:
             sampled = synthetic(engine, config)
-            return Material(assign(sampled, config.seed), sampled, "a synthetic batch")
+            return VerifyInputs(assign(sampled, config.seed), sampled, "a synthetic batch")
         check_fits(recorded, config, engine.model.vocab_size)
-        return Material(recorded, sample_again(engine, config, recorded), origin)
+        return VerifyInputs(recorded, sample_again(engine, config, recorded), origin)
 
 
 def synthetic(engine: TorchEngine, config: RLConfig) -> list[TrainingSample]:
@@ -94,7 +94,7 @@ def synthetic(engine: TorchEngine, config: RLConfig) -> list[TrainingSample]:
     rng = np.random.default_rng(config.seed)
     temperatures = sorted({source.sampling.temperature for source in config.orchestrator.train.source})
     longest = min(LONGEST, config.seq_len)
-    requests: list[Request] = []
+    requests: list[Completion] = []
     for group in range(len(GROUPS)):
         prompt = rng.integers(engine.model.vocab_size, size=max(1, longest * (group + 1) // 8)).tolist()
         for length in np.linspace(1, longest - len(prompt), SIBLINGS).astype(int).tolist():
@@ -132,7 +132,7 @@ def prompt_of(sample: TrainingSample) -> list[int]:
 
 def request(
     engine: TorchEngine, config: RLConfig, prompt: list[int], length: int, temperature: float, seed: int
-) -> Request:
+) -> Completion:
     head = config.trainer.loss.head_size
     params = SamplingParams(
         temperature=temperature,
@@ -143,7 +143,9 @@ def request(
     return engine.request(prompt, params, id=f"verify-{seed}", eos=False)
 
 
-def finished(engine: TorchEngine, requests: Sequence[Request], config: RLConfig) -> Iterator[TrainingSample]:
+def finished(
+    engine: TorchEngine, requests: Sequence[Completion], config: RLConfig
+) -> Iterator[TrainingSample]:
     """What the engine makes of requests, as samples without credit."""
     head = config.trainer.loss.head_size
     for future in [engine.submit(each) for each in requests]:
@@ -162,7 +164,7 @@ def finished(engine: TorchEngine, requests: Sequence[Request], config: RLConfig)
         )
 
 
-def head_of(done: Request, size: int) -> Head:
+def head_of(done: Completion, size: int) -> TopK:
     """The heads of a finished request's tokens."""
     width = max(len(each.token_ids) for each in done.candidates)
     ids = np.full((len(done.candidates), width), -1, np.int32)

@@ -13,7 +13,7 @@ from braidrl.configs.rl import SHARED_COPIES, RLConfig
 from braidrl.report.table import print_table
 
 if TYPE_CHECKING:
-    from braidrl.entrypoints.verify.batch import Material
+    from braidrl.entrypoints.verify.batch import VerifyInputs
     from braidrl.trainer.parallel import Parallel
     from braidrl.trainer.verify.checks import Check
     from braidrl.trainer.verify.probe import Gradient, Probe
@@ -34,7 +34,7 @@ TIMEOUT = 3600.0
 
 
 @dataclass
-class Options:
+class VerifyOptions:
     """What stood on the command line beside the configuration."""
 
     config_args: list[str] = field(default_factory=list)
@@ -67,9 +67,9 @@ def main(args: list[str]) -> int:
     return 0 if all(check.ok for check in checks) else 1
 
 
-def parse(args: list[str]) -> Options:
+def parse(args: list[str]) -> VerifyOptions:
     """Split a command line."""
-    options, rest = Options(), iter(args)
+    options, rest = VerifyOptions(), iter(args)
     for arg in rest:
         if arg == "--json":
             options.json = True
@@ -86,7 +86,7 @@ def parse(args: list[str]) -> Options:
 
 def verify(
     config: RLConfig, path: Path | None, parallel: "Parallel", say: Callable[[str], None]
-) -> "tuple[Material, list[Check]] | None":
+) -> "tuple[VerifyInputs, list[Check]] | None":
     """All checks, which the first process gets and the others do not. `say` is told what is being done.
 
     Raises `ConfigError`.
@@ -95,7 +95,7 @@ def verify(
     from braidrl.trainer.verify.checks import rank_check, share
 
     drift = DRIFT if path is None else 0.0
-    batch: Material | None = None
+    batch: VerifyInputs | None = None
     checks: list[Check] = []
     expected: Gradient | None = None
     if parallel.leads:
@@ -111,7 +111,7 @@ def verify(
 
 
 def alone(
-    config: RLConfig, batch: "Material", drift: float, parallel: "Parallel", say: Callable[[str], None]
+    config: RLConfig, batch: "VerifyInputs", drift: float, parallel: "Parallel", say: Callable[[str], None]
 ) -> "tuple[list[Check], Gradient]":
     """What one process can check by itself, and the gradient that several are compared with."""
     from braidrl.trainer.rl.loss import LossFunctionError
@@ -148,7 +148,7 @@ def load(config: RLConfig, parallel: "Parallel") -> "Probe":
         raise ConfigError("trainer", str(error)) from error
 
 
-def show(config: RLConfig, batch: "Material", checks: "Sequence[Check]") -> None:
+def show(config: RLConfig, batch: "VerifyInputs", checks: "Sequence[Check]") -> None:
     """A line a check, and what to do about those that failed."""
     tokens = sum(len(sample.token_ids) for sample in batch.samples)
     temperatures = sorted({f"{sample.temperature:g}" for sample in batch.sampled})
@@ -179,7 +179,7 @@ def figures(check: "Check") -> Iterator[str]:
             yield f"{name.replace('_', ' ')} {value:.1e}"
 
 
-def report(config: RLConfig, batch: "Material", checks: "Sequence[Check]") -> dict[str, Any]:
+def report(config: RLConfig, batch: "VerifyInputs", checks: "Sequence[Check]") -> dict[str, Any]:
     """The same for machines. A figure that is not finite is a string, for JSON has no number for it."""
     return {
         "ok": all(check.ok for check in checks),

@@ -10,7 +10,7 @@ Score = tuple[int, float, int]
 
 
 @dataclass(eq=False)
-class Request:
+class Completion:
     """One completion: what was asked, and what there is so far."""
 
     id: str
@@ -35,7 +35,7 @@ class Request:
     versions: list[tuple[int, int]] = field(default_factory=list)
     """Runs of (weight version, generated tokens)."""
     finish_reason: str | None = None
-    future: "Future[Request]" = field(default_factory=Future)
+    future: "Future[Completion]" = field(default_factory=Future)
     """Resolves to the request itself when it is finished; cancelling it aborts the request."""
 
     def __post_init__(self) -> None:

@@ -4,23 +4,23 @@ from collections.abc import Sequence
 
 from braidrl.inference.engines.attention import Span
 from braidrl.inference.engines.cache import PrefixCache, SlotCache
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 
 SCORED_TOKENS = 256
 """Most prompt tokens of one forward whose log-probs are asked for: each needs a row of logits."""
 
-Work = tuple[Request, Span]
+Work = tuple[Completion, Span]
 
 
-class Batch:
+class ForwardBatch:
     """One forward: the flat tokens of its spans, and which logits are wanted for what."""
 
     def __init__(self, work: Sequence[Work]) -> None:
         self.token_ids: list[int] = []
         self.spans = [span for _, span in work]
-        self.drawing: list[Request] = []
+        self.drawing: list[Completion] = []
         """Requests that get a token; theirs are the first rows."""
-        self.scoring: list[tuple[Request, list[int]]] = []
+        self.scoring: list[tuple[Completion, list[int]]] = []
         """Requests whose prompt is scored, with the prompt tokens that their rows are scored for."""
         drawn: list[int] = []
         scored: list[int] = []
@@ -45,8 +45,8 @@ class Scheduler:
         self.cache = cache
         self.prefixes = prefixes
         self.prefill_tokens = prefill_tokens
-        self.waiting: list[Request] = []
-        self.running: list[Request] = []
+        self.waiting: list[Completion] = []
+        self.running: list[Completion] = []
         self.prefix_hits = 0
 
     @property
@@ -59,7 +59,7 @@ class Scheduler:
         prefilling: list[Work] = []
         budgets = [self.prefill_tokens, SCORED_TOKENS]
 
-        def schedule(request: Request, slot: int) -> None:
+        def schedule(request: Completion, slot: int) -> None:
             if len(request.tokens) - request.cached == 1 and not request.wants_scores:
                 decoding.append((request, Span(slot, request.cached, 1)))
             else:
@@ -77,7 +77,7 @@ class Scheduler:
         self.cache.reserve(len(self.running), length)
         return work, len(decoding)
 
-    def release(self, request: Request) -> None:
+    def release(self, request: Completion) -> None:
         """Free the slot of a request; the last slot moves into the gap."""
         slot = self.running.index(request)
         last = self.running.pop()
@@ -100,14 +100,14 @@ class Scheduler:
             if not request.logprobs:
                 request.scores.clear()
 
-    def computed(self, request: Request, span: Span) -> None:
+    def computed(self, request: Completion, span: Span) -> None:
         """Note that a span has keys and values; a prompt that is complete is kept for its siblings."""
         request.cached = span.start + span.count
         complete = span.start < len(request.prompt) <= request.cached
         if complete and self.prefixes.keeps(request.prompt) and request.key not in self.prefixes.entries:
             self.prefixes.store(*request.key, self.cache.read(span.slot, len(request.prompt)))
 
-    def _prefill(self, request: Request, slot: int, budgets: list[int]) -> list[Work]:
+    def _prefill(self, request: Completion, slot: int, budgets: list[int]) -> list[Work]:
         """The next span of a prompt, within the budgets of prefilled and of scored tokens."""
         count = min(len(request.tokens) - request.cached, budgets[0])
         if request.wants_scores:
@@ -116,7 +116,7 @@ class Scheduler:
         budgets[0] -= count
         return [(request, Span(slot, request.cached, count))] if count > 0 else []
 
-    def _admissible(self) -> list[Request]:
+    def _admissible(self) -> list[Completion]:
         """Waiting requests in order, without those whose prompt a sibling is just computing for all."""
         leading = {request.key for request in self.running if request.cached < len(request.prompt)}
         chosen = []
@@ -129,7 +129,7 @@ class Scheduler:
             chosen.append(request)
         return chosen
 
-    def _admit(self, request: Request) -> None:
+    def _admit(self, request: Completion) -> None:
         self.waiting.remove(request)
         self.running.append(request)
         if request.wants_scores:

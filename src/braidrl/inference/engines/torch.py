@@ -15,9 +15,9 @@ import torch
 from braidrl.configs.inference import InferenceConfig
 from braidrl.inference.engines.cache import PrefixCache, SlotCache
 from braidrl.inference.engines.model import SlotModel
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.sampling import SamplingParams, derived_seed, draw, score, uniforms
-from braidrl.inference.engines.scheduler import Batch, Scheduler, Work
+from braidrl.inference.engines.scheduler import ForwardBatch, Scheduler, Work
 from braidrl.inference.engines.weights import ServedWeights
 
 logger = logging.getLogger(__name__)
@@ -76,7 +76,7 @@ class TorchEngine:
         self.asleep = False
         self.loaded: Future[None] = Future()
         self.ended: Future[None] = Future()
-        self._inbox: queue.SimpleQueue[Request | Command | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Completion | Command | None] = queue.SimpleQueue()
         self._closing = False
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
@@ -93,11 +93,11 @@ class TorchEngine:
 
     def request(
         self, prompt: list[int], params: SamplingParams, *, id: str, salt: str = "", eos: bool = True
-    ) -> Request:
+    ) -> Completion:
         """A request capped by the context limit; with `eos`, the model's own end tokens end it as well."""
         self.stats.requests += 1
         room = self.config.seq_len - len(prompt)
-        return Request(
+        return Completion(
             id=id,
             prompt=prompt,
             params=params,
@@ -107,7 +107,7 @@ class TorchEngine:
             salt=salt,
         )
 
-    def submit(self, request: Request) -> "Future[Request]":
+    def submit(self, request: Completion) -> "Future[Completion]":
         """Queue a request. Cancelling the future aborts it and frees its slot."""
         request.future.add_done_callback(lambda future: self._inbox.put(None) if future.cancelled() else None)
         self._send(request)
@@ -143,7 +143,7 @@ class TorchEngine:
         self._send(command)
         return command.future
 
-    def _send(self, item: "Request | Command") -> None:
+    def _send(self, item: "Completion | Command") -> None:
         self._inbox.put(item)
         if self.ended.done():
             self._fail_inbox()
@@ -180,7 +180,7 @@ class TorchEngine:
                 item = self._inbox.get(block=idle)
             except queue.Empty:
                 return
-            if isinstance(item, Request):
+            if isinstance(item, Completion):
                 self.scheduler.waiting.append(item)
             elif item is not None:
                 item.run()
@@ -212,7 +212,7 @@ class TorchEngine:
         self.stats.busy_seconds += time.perf_counter() - started
 
     def _advance(self, work: list[Work], decoding: int) -> None:
-        batch = Batch(work)
+        batch = ForwardBatch(work)
         logits = self.model.forward(batch.token_ids, batch.spans, decoding, self.scheduler.cache, batch.rows)
         for request, span in work:
             self.stats.prompt_tokens += max(0, min(span.start + span.count, len(request.prompt)) - span.start)
@@ -225,7 +225,7 @@ class TorchEngine:
         if batch.drawing:
             self._draw(batch.drawing, logits[: len(batch.drawing)])
 
-    def _draw(self, requests: list[Request], logits: torch.Tensor) -> None:
+    def _draw(self, requests: list[Completion], logits: torch.Tensor) -> None:
         positions = [len(request.tokens) for request in requests]
         randomness = uniforms([request.seed for request in requests], positions)
         draws = draw(logits, [request.params for request in requests], randomness)
@@ -237,7 +237,7 @@ class TorchEngine:
             if request.finish_reason is not None:
                 self._finish(request)
 
-    def _finish(self, request: Request) -> None:
+    def _finish(self, request: Completion) -> None:
         self.scheduler.release(request)
         if request.future.set_running_or_notify_cancel():
             request.future.set_result(request)

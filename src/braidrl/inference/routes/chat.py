@@ -7,7 +7,7 @@ from uuid import uuid4
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.sampling import SamplingParams
 from braidrl.inference.routes.context import (
     CONTEXT,
@@ -113,7 +113,7 @@ def _flat(message: dict[str, Any]) -> dict[str, Any]:
     return {**message, "content": "".join(part["text"] for part in content)}
 
 
-def _response(context: Context, body: ChatBody, done: Request) -> dict[str, Any]:
+def _response(context: Context, body: ChatBody, done: Completion) -> dict[str, Any]:
     text = context.tokenizer.decode(done.completion, skip_special_tokens=True)
     choice = {
         "index": 0,

@@ -12,7 +12,7 @@ from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from braidrl.configs.inference import InferenceConfig
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.torch import EngineClosed, TorchEngine
 
 logger = logging.getLogger(__name__)
@@ -123,7 +123,7 @@ def check_length(context: Context, prompt: list[int]) -> None:
         raise Refused(400, f"token id {wrong} is outside the vocabulary; 0 to {vocabulary - 1} is required")
 
 
-async def complete(context: Context, request: Request) -> Request:
+async def complete(context: Context, request: Completion) -> Completion:
     """Run a request to its end. A client that disconnects cancels this, and the engine drops the request."""
     return await asyncio.wrap_future(context.engine.submit(request))
 

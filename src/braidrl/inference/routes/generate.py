@@ -8,7 +8,7 @@ import numpy as np
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, StrictInt
 
-from braidrl.inference.engines.request import Request, Score
+from braidrl.inference.engines.request import Completion, Score
 from braidrl.inference.engines.sampling import Candidates, SamplingParams
 from braidrl.inference.routes.context import (
     CONTEXT,
@@ -106,7 +106,7 @@ async def generate(request: web.Request) -> web.Response:
     return reply(generate_response(context, done, logprobs))
 
 
-def choice_logprobs(done: Request, packed: bool) -> dict[str, Any]:
+def choice_logprobs(done: Completion, packed: bool) -> dict[str, Any]:
     """One `token_id:N` entry a generated token; with `packed`, the candidates of all tokens stand beside them."""
 
     def name(token: int) -> str:
@@ -133,7 +133,7 @@ def pack_candidates(candidates: Sequence[Candidates]) -> dict[str, Any]:
     return {"width": width, "token_ids": ids.tobytes(), "logprobs": logprobs.tobytes()}
 
 
-def generate_response(context: Context, done: Request, logprobs: dict[str, Any] | None) -> dict[str, Any]:
+def generate_response(context: Context, done: Completion, logprobs: dict[str, Any] | None) -> dict[str, Any]:
     """A finished request in vLLM's shape."""
     choice = {
         "index": 0,
@@ -149,7 +149,7 @@ def generate_response(context: Context, done: Request, logprobs: dict[str, Any] 
     }
 
 
-def logprob_entries(done: Request, name: Any) -> list[dict[str, Any]]:
+def logprob_entries(done: Completion, name: Any) -> list[dict[str, Any]]:
     """One entry a generated token: its log-prob and the most likely candidates, itself always among them."""
     entries = []
     for token, logprob, candidates in zip(done.completion, done.logprobs, done.candidates):
@@ -164,7 +164,7 @@ def logprob_entries(done: Request, name: Any) -> list[dict[str, Any]]:
     return entries
 
 
-def prompt_logprobs(context: Context, done: Request) -> list[dict[str, Any] | None] | None:
+def prompt_logprobs(context: Context, done: Completion) -> list[dict[str, Any] | None] | None:
     """vLLM's shape: aligned to the prompt, null first, then `{token id: {logprob, rank, decoded_token}}`."""
     if done.params.prompt_logprobs is None:
         return None

@@ -11,7 +11,7 @@ OnTrace = Callable[[str, str, bool], None]
 """Called with id, agent and whether it is trainable of each trace, before its first model call is answered."""
 
 
-class Play(Protocol):
+class EpisodeRun(Protocol):
     """One episode of `task`."""
 
     task: vf.Task
@@ -24,7 +24,7 @@ class Play(Protocol):
         """Play it. Cancellation stops it and lets it clean up."""
 
 
-class LocalPlay:
+class LocalEpisodeRun:
     """In this process."""
 
     def __init__(self, env: Env[Any], task: vf.Task) -> None:

@@ -8,7 +8,7 @@ MEMORY = 0.5
 
 
 @dataclass
-class Yields:
+class YieldEstimate:
     """Traces an episode (one with a single agent, more with several) and tokens a trace, learnt from those that ended.
 
     The estimates follow what was observed only when `settle` is called. A strictly on-policy run does so at moments

@@ -20,9 +20,9 @@ from verifiers.v1.utils.loaders import load_environment
 from braidrl.configs.environment import resolve_env
 from braidrl.configs.eval import EvalSourceConfig
 from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
-from braidrl.orchestrator.envs.episodes import LocalPlay, OnTrace, Play
-from braidrl.orchestrator.envs.estimates import Yields
-from braidrl.orchestrator.envs.worker_pool import RemotePlay, Workers
+from braidrl.orchestrator.envs.episodes import EpisodeRun, LocalEpisodeRun, OnTrace
+from braidrl.orchestrator.envs.estimates import YieldEstimate
+from braidrl.orchestrator.envs.worker_pool import RemoteEpisodeRun, Workers
 from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.gateway.sessions import Spans, derive_seed
 from braidrl.orchestrator.train.algo import Algorithm, make_algorithm
@@ -40,7 +40,7 @@ CLEANUP_SECONDS = 10.0
 
 
 @dataclass
-class Finished:
+class FinishedEpisode:
     """One episode that ran to its end, whatever the end was."""
 
     key: str
@@ -89,14 +89,14 @@ class SourceEnv:
         *,
         model: str,
         sampling: dict[str, float | int],
-        trained_at: float | None,
+        temperature: float | None,
         head_size: int | None = None,
     ) -> None:
         env_config = resolve_env(source.env)
         self.source = source
         self.name = source.name or env_config.env_id
         self.gateway = gateway
-        self.trained_at = trained_at
+        self.temperature = temperature
         self.head_size = head_size
         """Most likely tokens to capture at each one that a trainable agent samples; None: none."""
         self.env = load_environment(env_config)
@@ -120,11 +120,13 @@ class SourceEnv:
         async with self.env.serving() if self.workers is None else self.workers.serving():
             yield
 
-    def play(self, task: vf.Task) -> Play:
+    def play(self, task: vf.Task) -> EpisodeRun:
         """An episode that is yet to be run."""
-        return LocalPlay(self.env, task) if self.workers is None else RemotePlay(self.workers, task)
+        return (
+            LocalEpisodeRun(self.env, task) if self.workers is None else RemoteEpisodeRun(self.workers, task)
+        )
 
-    async def run(self, task: vf.Task, key: str) -> Finished:
+    async def run(self, task: vf.Task, key: str) -> FinishedEpisode:
         """Run one episode of `task` under one deadline over generation and scoring.
 
         Every failure is data: the episode comes back with its error. Only cancellation is raised, after the
@@ -144,28 +146,28 @@ class SourceEnv:
         known = {trace_id: session for trace_id, session in taken.items() if session is not None}
         spans = {trace_id: session.answered() for trace_id, session in known.items()}
         heads: dict[str, Heads] = {trace_id: session.heads for trace_id, session in known.items()}
-        return Finished(key, episode, spans, heads, time.perf_counter() - started)
+        return FinishedEpisode(key, episode, spans, heads, time.perf_counter() - started)
 
     def _name(self, key: str, sessions: list[str]) -> OnTrace:
         """A hook that names each trace: by agent, and by number among its own."""
         minted: Counter[str] = Counter()
 
         def on_trace(trace_id: str, agent: str, trainable: bool) -> None:
-            trained_at, head_size = (self.trained_at, self.head_size) if trainable else (None, None)
-            self.gateway.open_session(trace_id, f"{key}/{agent}/{minted[agent]}", trained_at, head_size)
+            temperature, head_size = (self.temperature, self.head_size) if trainable else (None, None)
+            self.gateway.open_session(trace_id, f"{key}/{agent}/{minted[agent]}", temperature, head_size)
             minted[agent] += 1
             sessions.append(trace_id)
 
         return on_trace
 
-    async def _conclude(self, running: "asyncio.Task[vf.Episode]", play: Play) -> vf.Episode:
+    async def _conclude(self, running: "asyncio.Task[vf.Episode]", play: EpisodeRun) -> vf.Episode:
         try:
             return running.result()
         except (Exception, asyncio.CancelledError) as error:
             logger.warning("environment %s raised", self.name, exc_info=True)
             return self._failed(play.task, error, play.traces)
 
-    async def _expire(self, running: asyncio.Task, play: Play) -> vf.Episode:
+    async def _expire(self, running: asyncio.Task, play: EpisodeRun) -> vf.Episode:
         traces = play.traces
         await _cancel(running, self.name)
         for trace in traces:
@@ -203,16 +205,16 @@ class TrainEnv(SourceEnv):
             gateway,
             model=config.model.path if frozen == "policy" else frozen.name,
             sampling=source.sampling.model_dump(),
-            trained_at=source.sampling.temperature,
+            temperature=source.sampling.temperature,
             head_size=config.train.capture_head if self.live and source.algo.rl_aggregation else None,
         )
         self.algorithm: Algorithm = make_algorithm(source.algo, gateway)
         seed = derive_seed(config.seed, "curriculum", self.name)
         self.curriculum = Curriculum(source.curriculum, self.env.taskset, seed)
-        self.yields = Yields(tokens_per_trace=config.seq_len)
+        self.yields = YieldEstimate(tokens_per_trace=config.seq_len)
         self._turns = TurnReader(self.name, config.model.path, config.renderer)
 
-    async def run(self, task: vf.Task, key: str) -> Finished:
+    async def run(self, task: vf.Task, key: str) -> FinishedEpisode:
         """The same, and how the turns of an episode that went well hang together."""
         finished = await super().run(task, key)
         if finished.error is None:
@@ -240,7 +242,7 @@ class EvalEnv(SourceEnv):
     ) -> None:
         """`model`: its name behind the gateway; None: that of the policy."""
         model, sampling = model or config.model.path, source.sampling.model_dump()
-        super().__init__(source, config, gateway, model=model, sampling=sampling, trained_at=None)
+        super().__init__(source, config, gateway, model=model, sampling=sampling, temperature=None)
         if not gateway.pools[model].takes_tokens:
             self.context = self._in_messages()
         taskset = self.env.taskset

@@ -201,7 +201,7 @@ class Workers:
                 await worker.stop()  # it may have been slow, not dead; the next round says why
 
 
-class RemotePlay:
+class RemoteEpisodeRun:
     """An episode that a worker plays; the traces arrive turn by turn."""
 
     def __init__(self, workers: Workers, task: vf.Task) -> None:

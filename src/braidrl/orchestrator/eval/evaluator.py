@@ -9,7 +9,7 @@ import verifiers.v1 as vf
 
 from braidrl.configs.eval import EvalConfig
 from braidrl.monitors.metrics import MetricsWriter, read_metrics
-from braidrl.orchestrator.envs.source import EvalEnv, Finished
+from braidrl.orchestrator.envs.source import EvalEnv, FinishedEpisode
 from braidrl.orchestrator.eval.summary import summarize
 from braidrl.orchestrator.pipeline.records import episode_record, write_records
 from braidrl.report.evaluation import evaluation_lines
@@ -18,7 +18,7 @@ from braidrl.utils.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 
 
-def _nothing(env: EvalEnv, finished: Finished) -> None:
+def _nothing(env: EvalEnv, finished: FinishedEpisode) -> None:
     """What there is to do for an episode that nobody watches."""
 
 
@@ -36,7 +36,7 @@ class Evaluator:
         run: RunFolder,
         *,
         max_concurrent: int,
-        on_episode: Callable[[EvalEnv, Finished], None] = _nothing,
+        on_episode: Callable[[EvalEnv, FinishedEpisode], None] = _nothing,
     ) -> None:
         self.envs = list(envs)
         self.run_folder = run
@@ -70,7 +70,7 @@ class Evaluator:
         logger.info("evaluation of v%d, %.0f s:\n%s", version, metrics["eval/seconds"], table)
         return metrics
 
-    async def _play(self, env: EvalEnv) -> list[list[Finished]]:
+    async def _play(self, env: EvalEnv) -> list[list[FinishedEpisode]]:
         """The episodes of each task."""
         attempts = range(env.source.rollouts_per_task)
         keys = [f"eval/{env.name}/{index}" for index in range(len(env.tasks))]
@@ -81,7 +81,7 @@ class Evaluator:
             )
         )
 
-    async def _episode(self, env: EvalEnv, task: vf.Task, key: str) -> Finished:
+    async def _episode(self, env: EvalEnv, task: vf.Task, key: str) -> FinishedEpisode:
         async with self.slots:
             self.running += 1
             try:

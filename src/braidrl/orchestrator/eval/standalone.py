@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.orchestrator import OrchestratorConfig
 from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
-from braidrl.orchestrator.envs.source import EvalEnv, Finished, warm_renderer
+from braidrl.orchestrator.envs.source import EvalEnv, FinishedEpisode, warm_renderer
 from braidrl.orchestrator.eval.evaluator import Evaluator
 from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.utils.http import bearer, read_api_key
@@ -15,7 +15,7 @@ from braidrl.utils.run_folder import RunFolder
 
 @asynccontextmanager
 async def open_evaluation(
-    config: OrchestratorConfig, model: str, on_episode: Callable[[EvalEnv, Finished], None]
+    config: OrchestratorConfig, model: str, on_episode: Callable[[EvalEnv, FinishedEpisode], None]
 ) -> AsyncIterator[Evaluator]:
     """The evaluator of `config.eval` on the servers at `config.client`, which call the model `model`.
 

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 
 from braidrl.configs.eval import EvalSettings
-from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.envs.source import FinishedEpisode
 
 Z95 = 1.959963984540054
 """97.5% quantile of the normal distribution."""
@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 """By how much a reward may miss the one that counts as success: weighted sums of floats rarely hit it exactly."""
 
 
-def summarize(tasks: Sequence[Sequence[Finished]], settings: EvalSettings) -> dict[str, float]:
+def summarize(tasks: Sequence[Sequence[FinishedEpisode]], settings: EvalSettings) -> dict[str, float]:
     """Figures of one source, by name, from the attempts at each of its tasks.
 
     An attempt counts by the mean reward of its traces. One that failed (an error, a reward that is missing or no
@@ -62,7 +62,7 @@ def powers_of_two(limit: int) -> Iterator[int]:
     return (2**exponent for exponent in range(limit.bit_length()))
 
 
-def reward_of(finished: Finished) -> float | None:
+def reward_of(finished: FinishedEpisode) -> float | None:
     """Mean reward of an episode's traces; None where it failed."""
     traces = finished.episode.traces
     unscored = any(reward is None for trace in traces for reward in trace.rewards.values())
@@ -76,7 +76,7 @@ def _succeeds(reward: float, settings: EvalSettings) -> bool:
     return reward >= settings.success_reward - ROUNDING
 
 
-def _means(finished: Sequence[Finished]) -> dict[str, float]:
+def _means(finished: Sequence[FinishedEpisode]) -> dict[str, float]:
     """What is the mean over traces, or over episodes, and needs no care."""
     values: dict[str, list[float]] = defaultdict(list)
     for each in finished:

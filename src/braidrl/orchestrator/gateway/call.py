@@ -16,7 +16,7 @@ from aiohttp import web
 from braidrl.orchestrator.engines.pool import Replicas
 from braidrl.orchestrator.engines.replica import Replica
 from braidrl.orchestrator.gateway.candidates import PACKED
-from braidrl.orchestrator.gateway.protocol import Request, RequestError, translate_answer
+from braidrl.orchestrator.gateway.protocol import ModelRequest, RequestError, translate_answer
 from braidrl.orchestrator.gateway.sessions import Session, derive_seed
 from braidrl.utils.http import RETRIED, Backoff, describe
 
@@ -42,10 +42,10 @@ class Route:
     """Deadline of a call, in seconds."""
 
 
-class Call:
+class ModelCall:
     """One model call. `retries` counts the attempts that failed for a passing reason."""
 
-    def __init__(self, route: Route, request: Request, path: str, session: Session | None) -> None:
+    def __init__(self, route: Route, request: ModelRequest, path: str, session: Session | None) -> None:
         self.route = route
         self.request = request
         self.path = path

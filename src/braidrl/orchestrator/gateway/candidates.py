@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from braidrl.orchestrator.train.topk import Head, call_key, num_candidates, recover_head
+from braidrl.orchestrator.train.topk import TopK, call_key, num_candidates, recover_head
 
 PACKED = {"X-Braid-Logprobs": "packed"}
 """Header that asks for arrays; a server that does not know it spells them out."""
@@ -38,14 +38,14 @@ class _Logprobs(msgspec.Struct):
     packed: _Packed | None = None
 
 
-class _Choice(msgspec.Struct):
+class _CandidateChoice(msgspec.Struct):
     token_ids: list[int]
     logprobs: _Logprobs
 
 
 def take_heads(
     body: bytes, prompt: list[int], size: int, shown: int | None
-) -> tuple[bytes, dict[bytes, Head]]:
+) -> tuple[bytes, dict[bytes, TopK]]:
     """(the answer as the caller would have got it, the heads of its tokens by the key of the call).
 
     Args:
@@ -60,9 +60,9 @@ def take_heads(
     answer = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     written = answer.get("choices", b"[]")
     choices = msgspec.json.decode(written, type=list[dict[str, msgspec.Raw]])
-    heads: dict[bytes, Head] = {}
+    heads: dict[bytes, TopK] = {}
     stripped: list[dict[str, Any]] = []
-    for raw, choice in zip(choices, msgspec.json.decode(written, type=list[_Choice]), strict=True):
+    for raw, choice in zip(choices, msgspec.json.decode(written, type=list[_CandidateChoice]), strict=True):
         content = choice.logprobs.content
         if len(content) != len(choice.token_ids):
             raise ValueError(f"{len(content)} log-probs for {len(choice.token_ids)} generated tokens")
@@ -101,7 +101,7 @@ def _arrays(logprobs: _Logprobs) -> tuple[np.ndarray, np.ndarray]:
     return ids_NW, logprobs_NW
 
 
-def _check(ids_NW: np.ndarray, logprobs_NW: np.ndarray, head: Head) -> None:
+def _check(ids_NW: np.ndarray, logprobs_NW: np.ndarray, head: TopK) -> None:
     """Raise `ValueError` unless each row holds what was asked for, or all that there is: a small vocabulary."""
     size = head.token_ids.shape[1]
     counts, mass = (ids_NW >= 0).sum(1), np.exp(logprobs_NW).sum(1)

@@ -8,7 +8,7 @@ from braidrl.configs.model import UNBENT, check_unbent
 from braidrl.orchestrator.engines.weight_update import version_of
 from braidrl.orchestrator.gateway.candidates import take_heads
 from braidrl.orchestrator.gateway.sessions import Session, Spans
-from braidrl.orchestrator.train.topk import Head, num_candidates
+from braidrl.orchestrator.train.topk import TopK, num_candidates
 
 UNUSED = ("routed_experts_prompt_start",)
 """Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
@@ -18,7 +18,7 @@ class RequestError(ValueError):
     """A request that the gateway refuses (status 400)."""
 
 
-class Request:
+class ModelRequest:
     """The body of a model call. Raises `RequestError` when it is not a JSON object with a `model`."""
 
     def __init__(self, body: bytes) -> None:
@@ -62,7 +62,7 @@ class Request:
         `head_size` are asked for where tokens come back."""
         return self._encode({} if seed is None else {"seed": seed}, salt)
 
-    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, Head]]:
+    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, TopK]]:
         """An answer without the candidates that only the gateway asked for, and the heads recovered from them; none
         where tokens stay with the server. Raises `ValueError` when candidates are missing."""
         return body, {}
@@ -73,7 +73,7 @@ class Request:
         return msgspec.json.encode({**self.fields, **changes})
 
 
-class GenerateRequest(Request):
+class GenerateRequest(ModelRequest):
     """`POST /inference/v1/generate`: token ids in, token ids out."""
 
     def _sampling(self) -> dict[str, Any]:
@@ -104,7 +104,7 @@ class GenerateRequest(Request):
             sampling = {**sampling, "logprobs": wanted}
         return self._encode({"sampling_params": sampling}, salt)
 
-    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, Head]]:
+    def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, TopK]]:
         if size is None:
             return body, {}
         return take_heads(body, self.prompt, size, self.sampling.get("logprobs"))
@@ -118,14 +118,14 @@ class _Labelled(msgspec.Struct):
     end: int
 
 
-class _Choice(msgspec.Struct):
+class _GenerateChoice(msgspec.Struct):
     token_ids: list[int] = []
     weight_versions: list[_Labelled] | None = None
 
 
-class _Answer(msgspec.Struct):
+class _GenerateAnswer(msgspec.Struct):
     weight_versions: Spans | None = None
-    choices: list[_Choice] = []
+    choices: list[_GenerateChoice] = []
 
     def spans(self) -> Spans | None:
         """Those of all choices; None where the engine does not report them."""
@@ -142,7 +142,7 @@ def read_spans(body: bytes, version: int | None) -> Spans:
     """
     if version is None:
         return []
-    answer = msgspec.json.decode(body, type=_Answer)
+    answer = msgspec.json.decode(body, type=_GenerateAnswer)
     count = sum(len(choice.token_ids) for choice in answer.choices)
     if (spans := answer.spans()) is None:
         return [(version, count)]

@@ -20,8 +20,8 @@ from aiohttp import web
 from braidrl.configs.orchestrator import GatewayConfig
 from braidrl.orchestrator.engines.health import watch_health
 from braidrl.orchestrator.engines.pool import GENERATE, Replicas
-from braidrl.orchestrator.gateway.call import Call, Route, error_response, json_response
-from braidrl.orchestrator.gateway.protocol import GenerateRequest, Request, RequestError
+from braidrl.orchestrator.gateway.call import ModelCall, Route, error_response, json_response
+from braidrl.orchestrator.gateway.protocol import GenerateRequest, ModelRequest, RequestError
 from braidrl.orchestrator.gateway.sessions import Session, Sessions, UnknownTraceError
 from braidrl.utils.process import allow_open_files
 
@@ -46,7 +46,7 @@ class Traffic:
     most_waiting: int = 0
     """Most calls that waited at once, over the replicas of one model."""
 
-    def count(self, call: Call, seconds: float) -> None:
+    def count(self, call: ModelCall, seconds: float) -> None:
         """A call has ended after so many seconds."""
         self.retries += call.retries
         self.overhead += seconds - call.elsewhere
@@ -160,9 +160,9 @@ class Gateway:
         return await self._call(request, GenerateRequest, GENERATE)
 
     async def _chat(self, request: web.Request) -> web.Response:
-        return await self._call(request, Request, CHAT)
+        return await self._call(request, ModelRequest, CHAT)
 
-    async def _call(self, request: web.Request, kind: type[Request], path: str) -> web.Response:
+    async def _call(self, request: web.Request, kind: type[ModelRequest], path: str) -> web.Response:
         body = await request.read()
         self.traffic.requests += 1
         if not self._authorized(request):
@@ -171,7 +171,7 @@ class Gateway:
         try:
             session = await self.sessions.find(request.headers.get(SESSION_HEADER))
             started = time.perf_counter()
-            call = Call(self.route, kind(body), path, session)
+            call = ModelCall(self.route, kind(body), path, session)
             call.check()
         except (RequestError, UnknownTraceError) as error:
             self.traffic.refused += 1

@@ -9,7 +9,7 @@ import hashlib
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from braidrl.orchestrator.train.topk import Head
+from braidrl.orchestrator.train.topk import TopK
 
 if TYPE_CHECKING:
     from braidrl.orchestrator.engines.replica import Replica
@@ -37,7 +37,7 @@ class Session:
     """Calls that arrived."""
     spans: dict[int, Spans] = field(default_factory=dict)
     """Versions of the calls that were answered, by the number of the call."""
-    heads: dict[bytes, Head] = field(default_factory=dict)
+    heads: dict[bytes, TopK] = field(default_factory=dict)
     """What was captured, by the key of the call (`braidrl.orchestrator.train.topk`)."""
 
     def next_call(self) -> int:

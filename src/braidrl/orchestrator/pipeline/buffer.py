@@ -14,7 +14,7 @@ ROUNDING = 1e-9
 
 
 @dataclass
-class Batch:
+class CollectedBatch:
     """The traces of one optimizer step, in dispatch order."""
 
     step: int
@@ -55,7 +55,7 @@ class Buffer:
     """
 
     def __init__(self, config: BatchesConfig, max_steps: int) -> None:
-        self.max_staleness = config.max_off_policy_steps
+        self.max_off_policy_steps = config.max_off_policy_steps
         self.max_returns = config.max_returns
         self.max_steps = max_steps
         self.in_tokens = config.token_batch_size is not None
@@ -77,7 +77,7 @@ class Buffer:
 
     def room(self, version: int) -> float:
         """What may be buffered or in flight while the policy is `version`."""
-        batches = min(version + 1 + self.max_staleness, self.max_steps) - self.shipped
+        batches = min(version + 1 + self.max_off_policy_steps, self.max_steps) - self.shipped
         return batches * self.size + self.surplus if batches > 0 else 0.0
 
     def expected(self, group: Group) -> float:
@@ -102,7 +102,7 @@ class Buffer:
 
     # -- out
 
-    def take(self, step: int) -> Batch | None:
+    def take(self, step: int) -> CollectedBatch | None:
         """The batch of `step`, once there is enough: the first in dispatch order, after those that were left behind too
         often already. One in tokens has as many traces as it takes to reach its size."""
         if sum(map(self._size_of, self.ready)) < self.size:
@@ -112,13 +112,13 @@ class Buffer:
         count = next(count for count, total in enumerate(totals, start=1) if total >= self.size)
         self.ready = order[count:]
         self.shipped += 1
-        return Batch(step, sorted(order[:count], key=lambda trace: trace.group.place))
+        return CollectedBatch(step, sorted(order[:count], key=lambda trace: trace.group.place))
 
-    def take_all(self, step: int) -> Batch:
+    def take_all(self, step: int) -> CollectedBatch:
         """All that waits, as the batch of `step`, however much it is."""
         traces, self.ready = sorted(self.ready, key=lambda trace: trace.group.place), []
         self.shipped += 1
-        return Batch(step, traces)
+        return CollectedBatch(step, traces)
 
     def unship(self) -> None:
         """The batch that was taken last trains nothing and is not sent."""
@@ -131,10 +131,10 @@ class Buffer:
     def drop_stale(self, step: int) -> tuple[int, list[Group]]:
         """Drop what is too old for the batch of `step`; returns how many traces, and the groups of which nothing has
         trained and nothing is left."""
-        stale = [trace for trace in self.ready if trace.staleness(step) > self.max_staleness]
+        stale = [trace for trace in self.ready if trace.staleness(step) > self.max_off_policy_steps]
         if not stale:
             return 0, []
-        self.ready = [trace for trace in self.ready if trace.staleness(step) <= self.max_staleness]
+        self.ready = [trace for trace in self.ready if trace.staleness(step) <= self.max_off_policy_steps]
         left = {trace.group for trace in self.ready}
         lost = {trace.group for trace in stale if not trace.group.used} - left
         return len(stale), sorted(lost, key=lambda group: group.place)

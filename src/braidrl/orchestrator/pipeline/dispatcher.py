@@ -10,9 +10,9 @@ from verifiers.v1.episode import GroupInfo
 
 from braidrl.orchestrator.envs.source import TrainEnv
 from braidrl.orchestrator.pipeline.backlog import Backlog
-from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.groups import Group
-from braidrl.orchestrator.pipeline.records import Fate
+from braidrl.orchestrator.pipeline.records import GroupOutcome
 from braidrl.orchestrator.pipeline.sink import Sink
 
 
@@ -129,7 +129,7 @@ class Dispatcher:
 
     # -- batches
 
-    async def collect(self, step: int) -> Batch:
+    async def collect(self, step: int) -> CollectedBatch:
         """The batch of `step`, as soon as it is full. The deadlines of its episodes bound the wait.
 
         A strictly on-policy batch also waits for the last episode in flight, so that timing has no say in it.
@@ -147,7 +147,7 @@ class Dispatcher:
             await self._ended_one.wait()
 
     def _may_take(self, step: int) -> bool:
-        if self.sink.max_staleness == 0:
+        if self.sink.max_off_policy_steps == 0:
             return self.idle and self.full
         return not self._awaited(step)
 
@@ -158,7 +158,7 @@ class Dispatcher:
     def _too_old(self, step: int) -> list[Group]:
         """Groups in flight that would be too old for the batch of `step`."""
         live = [group for group in self.groups.values() if group.env.live]
-        return [group for group in live if group.staleness(step) > self.sink.max_staleness]
+        return [group for group in live if group.staleness(step) > self.sink.max_off_policy_steps]
 
     def _shipped(self, step: int) -> None:
         self._collecting = None
@@ -177,7 +177,7 @@ class Dispatcher:
                 task.cancel()
             self.sink.metrics.counts["episodes/cancelled"] += group.size - len(group.finished)
             self.sink.discard(group, "stale")
-            self.sink.last.fates.append(Fate(group, "stale"))
+            self.sink.last.fates.append(GroupOutcome(group, "stale"))
         return groups
 
     def _return(self, groups: list[Group]) -> None:

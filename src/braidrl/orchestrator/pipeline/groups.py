@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import verifiers.v1 as vf
 
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.train.samples import Flattened
 from braidrl.transport.types import TrainingSample
 
@@ -55,7 +55,7 @@ class Group:
     """Its episodes, by their number among all those of the dispatch, in order."""
     returns: int = 0
     """How often its work was started before and got too old."""
-    finished: dict[int, Finished] = field(default_factory=dict)
+    finished: dict[int, FinishedEpisode] = field(default_factory=dict)
     """Episodes that ended, by number."""
     running: dict[int, asyncio.Task] = field(default_factory=dict)
     """Episodes in flight, by number."""

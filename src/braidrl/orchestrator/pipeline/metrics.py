@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from verifiers.v1.trace import Trace
 
-from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.envs.source import FinishedEpisode
 from braidrl.orchestrator.train.samples import Flattened
 from braidrl.orchestrator.train.turns import Turn
 
@@ -44,7 +44,7 @@ class StepMetrics:
     continued: list[Turn] = field(default_factory=list)
     """Turns of eligible traces that continue a conversation."""
 
-    def episode(self, env: str, finished: Finished, eligible: Sequence[Trace]) -> None:
+    def episode(self, env: str, finished: FinishedEpisode, eligible: Sequence[Trace]) -> None:
         """Count one ended episode."""
         self.counts["episodes/done"] += 1
         self.counts["episodes/failed"] += finished.error is not None

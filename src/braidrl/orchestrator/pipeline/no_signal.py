@@ -14,7 +14,7 @@ class NoSignalError(RuntimeError):
     """No group has carried any signal for too long."""
 
 
-class SignalWatch:
+class EmptyBatchGuard:
     """Counts groups without signal in a row; the run ends after `max_batches` batches' worth of them, and no fewer
     groups than that (before the first batch, what a group brings in tokens is only guessed)."""
 

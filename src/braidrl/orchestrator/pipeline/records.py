@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from braidrl.monitors.metrics import MetricsWriter
-from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.envs.source import FinishedEpisode
 from braidrl.orchestrator.pipeline.groups import Group
 
 
 def episode_record(
-    finished: Finished, *, env: str, step: int, outcome: str, group: str | None = None
+    finished: FinishedEpisode, *, env: str, step: int, outcome: str, group: str | None = None
 ) -> dict[str, Any]:
     """An episode whole, as verifiers records it, and under `braid` what the run knows of it.
 
@@ -60,7 +60,7 @@ async def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 @dataclass(frozen=True)
-class Fate:
+class GroupOutcome:
     """The end of a group.
 
     `trained`: a batch that was shipped has a sample of it. `stale`: it got too old, and its task was returned, to be
@@ -77,12 +77,12 @@ class Fate:
 
 
 @dataclass
-class Ended:
+class EndedGroups:
     """What ended between two batches."""
 
     groups: list[tuple[Group, str]] = field(default_factory=list)
     """Groups of which no episode runs any more, with their outcome: they are recorded."""
-    fates: list[Fate] = field(default_factory=list)
+    fates: list[GroupOutcome] = field(default_factory=list)
     """Groups that are done with: they have a line in the ledger."""
 
 
@@ -94,7 +94,7 @@ class Ledger:
         self.path = path
         self.truncate_after = MetricsWriter(path).truncate_after
 
-    def write(self, step: int, fates: Iterable[Fate]) -> None:
+    def write(self, step: int, fates: Iterable[GroupOutcome]) -> None:
         """Append what became of groups while the batch of `step` was collected."""
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps(fate.line(step)) + "\n" for fate in fates)

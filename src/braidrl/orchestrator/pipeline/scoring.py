@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from verifiers.v1 import Episode
 from verifiers.v1.trace import Error, Trace
 
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.pipeline.groups import Group, ReadyTrace
 from braidrl.orchestrator.train.algo import Algorithm
 from braidrl.orchestrator.train.algo.routing import ineligibility
@@ -14,12 +14,12 @@ from braidrl.orchestrator.train.algo.routing import ineligibility
 logger = logging.getLogger(__name__)
 
 
-def eligible(finished: Finished) -> list[Trace]:
+def eligible(finished: FinishedEpisode) -> list[Trace]:
     """The traces of an ended episode that may train."""
     return [trace for trace in finished.episode.traces if ineligibility(finished.episode, trace) is None]
 
 
-async def score_episode(algorithm: Algorithm, finished: Finished) -> None:
+async def score_episode(algorithm: Algorithm, finished: FinishedEpisode) -> None:
     """Score an ended episode. Scoring that fails (a teacher that is away, say) fails the episode."""
     if not eligible(finished):
         return

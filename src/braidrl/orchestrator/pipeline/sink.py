@@ -4,12 +4,12 @@ import logging
 from functools import partial
 
 from braidrl.configs.orchestrator import OrchestratorConfig
-from braidrl.orchestrator.envs.source import Finished
-from braidrl.orchestrator.pipeline.buffer import Batch, Buffer
+from braidrl.orchestrator.envs.source import FinishedEpisode
+from braidrl.orchestrator.pipeline.buffer import Buffer, CollectedBatch
 from braidrl.orchestrator.pipeline.groups import Group, ReadyTrace
 from braidrl.orchestrator.pipeline.metrics import StepMetrics
-from braidrl.orchestrator.pipeline.no_signal import SignalWatch
-from braidrl.orchestrator.pipeline.records import Ended, Fate
+from braidrl.orchestrator.pipeline.no_signal import EmptyBatchGuard
+from braidrl.orchestrator.pipeline.records import EndedGroups, GroupOutcome
 from braidrl.orchestrator.pipeline.scoring import (
     eligible,
     score_batch,
@@ -34,28 +34,28 @@ class Sink:
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
-        self.max_staleness = config.max_off_policy_steps
+        self.max_off_policy_steps = config.max_off_policy_steps
         self.buffer = Buffer(config, config.max_steps)
-        self.last = Ended()
+        self.last = EndedGroups()
         """What has ended since the last batch."""
         self.unobserved: list[Group] = []
         """Complete groups that their curricula have not seen yet."""
         self.metrics = StepMetrics()
-        self.signal = SignalWatch(self.buffer.size, config.max_empty_batches)
+        self.signal = EmptyBatchGuard(self.buffer.size, config.max_empty_batches)
 
     def take_metrics(self) -> dict[str, float]:
         """The metrics since the last call."""
         metrics, self.metrics = self.metrics, StepMetrics()
         return metrics.summary()
 
-    def take_ended(self) -> Ended:
+    def take_ended(self) -> EndedGroups:
         """What has ended since the last call."""
-        ended, self.last = self.last, Ended()
+        ended, self.last = self.last, EndedGroups()
         return ended
 
     # -- episodes in
 
-    async def arrive(self, group: Group, number: int, finished: Finished) -> None:
+    async def arrive(self, group: Group, number: int, finished: FinishedEpisode) -> None:
         """Take an ended episode and let its algorithm score it. Scoring that fails fails the episode."""
         episode = finished.episode
         await score_episode(group.env.algorithm, finished)
@@ -105,9 +105,9 @@ class Sink:
     def _buffer(self, group: Group, traces: list[ReadyTrace], outcome: str) -> None:
         self.buffer.add(group, traces)
         if not traces:
-            self.last.fates.append(Fate(group, outcome))
+            self.last.fates.append(GroupOutcome(group, outcome))
         self.unobserved.append(group)
-        if self.max_staleness > 0:
+        if self.max_off_policy_steps > 0:
             self._settle()
 
     def _settle(self) -> None:
@@ -154,10 +154,10 @@ class Sink:
 
     # -- batches out
 
-    def take(self, step: int) -> Batch | None:
+    def take(self, step: int) -> CollectedBatch | None:
         """The batch of `step` when it is full; one without any signal is skipped, and collecting goes on. A strictly
         on-policy run must ask only when everything has ended."""
-        if self.max_staleness == 0:
+        if self.max_off_policy_steps == 0:
             self._settle()
         while (batch := self.buffer.take(step)) is not None:
             if any(trace.samples for trace in batch.traces):
@@ -165,12 +165,12 @@ class Sink:
             self._skip(batch)
         return None
 
-    def take_all(self, step: int) -> Batch:
+    def take_all(self, step: int) -> CollectedBatch:
         """What there is, as the batch of `step`, for whoever sets its size: it has ended, all of it."""
         self._settle()
         return self.buffer.take_all(step)
 
-    async def credit(self, batch: Batch) -> bool:
+    async def credit(self, batch: CollectedBatch) -> bool:
         """Let the algorithms that wait for a whole batch score their part of it, and drop what then carries no
         signal; False if nothing is left, and the batch is skipped.
 
@@ -195,15 +195,15 @@ class Sink:
             self._skip(batch)
         return signal
 
-    def _conclude(self, batch: Batch) -> None:
+    def _conclude(self, batch: CollectedBatch) -> None:
         """Note that the groups of a batch are done with; those of an earlier one were already."""
         trained = {trace.group for trace in batch.traces if trace.samples}
         for group in batch.groups:
             if not group.used:
                 group.used = True
-                self.last.fates.append(Fate(group, "trained" if group in trained else "no_signal"))
+                self.last.fates.append(GroupOutcome(group, "trained" if group in trained else "no_signal"))
 
-    def _skip(self, batch: Batch) -> None:
+    def _skip(self, batch: CollectedBatch) -> None:
         self.buffer.unship()
         self._conclude(batch)
         self.metrics.counts["batches/skipped"] += 1
@@ -213,5 +213,5 @@ class Sink:
         """Drop what is too old for the batch of `step`; returns the groups of which nothing will train."""
         dropped, lost = self.buffer.drop_stale(step)
         self.metrics.counts["traces/stale"] += dropped
-        self.last.fates += [Fate(group, "stale") for group in lost]
+        self.last.fates += [GroupOutcome(group, "stale") for group in lost]
         return lost

@@ -16,7 +16,7 @@ from verifiers.v1.trace import Branch
 from braidrl.configs.inference import HEAD_MARGIN
 
 
-class Head(NamedTuple):
+class TopK(NamedTuple):
     """Of N sampled tokens, best first."""
 
     token_ids: NDArray[np.int32]
@@ -25,7 +25,7 @@ class Head(NamedTuple):
     """f32[N, K] in the distribution, over the whole vocabulary, that was sampled from; -inf pads."""
 
 
-Heads = Mapping[bytes, Head]
+Heads = Mapping[bytes, TopK]
 """The heads of one trace's model calls, by `call_key`."""
 
 
@@ -38,7 +38,7 @@ def num_candidates(size: int) -> int:
     return size + HEAD_MARGIN
 
 
-def recover_head(token_ids_NW: np.ndarray, logprobs_NW: np.ndarray, size: int) -> Head:
+def recover_head(token_ids_NW: np.ndarray, logprobs_NW: np.ndarray, size: int) -> TopK:
     """The best `size` distinct candidates that are strictly above the next one (SPEC section 2, "Head recovery").
 
     A tie at the boundary leaves the tied tokens out, so that the head does not depend on how an engine breaks ties; so
@@ -56,7 +56,7 @@ def recover_head(token_ids_NW: np.ndarray, logprobs_NW: np.ndarray, size: int) -
     kept = best > following
     head_ids[:, : best.shape[1]][kept] = ids[:, :size][kept]
     head_logprobs[:, : best.shape[1]][kept] = best[kept]
-    return Head(head_ids, head_logprobs)
+    return TopK(head_ids, head_logprobs)
 
 
 def call_key(token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
@@ -74,7 +74,7 @@ def node_keys(nodes: Iterable[MessageNode]) -> Iterator[bytes]:
         yield _name(digest.copy(), node.logprobs)
 
 
-def branch_head(branch: Branch, mask: np.ndarray, rl: np.ndarray, heads: Heads, trace_id: str) -> Head | None:
+def branch_head(branch: Branch, mask: np.ndarray, rl: np.ndarray, heads: Heads, trace_id: str) -> TopK | None:
     """The heads of the tokens at `mask`, in order; None where no token is a member of rl.
 
     Args:
@@ -86,7 +86,7 @@ def branch_head(branch: Branch, mask: np.ndarray, rl: np.ndarray, heads: Heads, 
     """
     if not (mask & (rl != 0)).any():
         return None
-    found: list[Head | int] = []
+    found: list[TopK | int] = []
     start = 0
     for node, key in zip(branch.nodes, node_keys(branch.nodes), strict=True):
         end = start + len(node.token_ids)
@@ -101,21 +101,21 @@ def branch_head(branch: Branch, mask: np.ndarray, rl: np.ndarray, heads: Heads, 
     return _joined(found)
 
 
-def _joined(found: Sequence[Head | int]) -> Head:
+def _joined(found: Sequence[TopK | int]) -> TopK:
     """Heads end to end; a number stands for so many tokens outside the loss, whose heads are empty."""
-    size = next(part.token_ids.shape[1] for part in found if isinstance(part, Head))
-    filled = [part if isinstance(part, Head) else _empty(part, size) for part in found]
+    size = next(part.token_ids.shape[1] for part in found if isinstance(part, TopK))
+    filled = [part if isinstance(part, TopK) else _empty(part, size) for part in found]
     if len(filled) == 1:
         return filled[0]
-    return Head(
+    return TopK(
         np.concatenate([part.token_ids for part in filled]),
         np.concatenate([part.logprobs for part in filled]),
     )
 
 
-def _empty(count: int, size: int) -> Head:
+def _empty(count: int, size: int) -> TopK:
     nothing = np.full((count, size), -np.inf, np.float32)
-    return Head(np.full((count, size), -1, np.int32), nothing)
+    return TopK(np.full((count, size), -1, np.int32), nothing)
 
 
 def _missing(trace_id: str, branch: int, token: int, captured: int) -> MissingHeadError:

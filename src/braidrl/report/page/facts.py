@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from braidrl import __version__
-from braidrl.report.page.pieces import Pieces
+from braidrl.report.page.pieces import Vocabulary
 from braidrl.report.page.reasons import REASONS
 from braidrl.utils.run_folder import RunFolder
 
@@ -41,7 +41,7 @@ def algorithms(config: Mapping[str, Any]) -> dict[str, str]:
     return {source["name"]: source["algo"]["type"] for source in train.get("source", ()) if "algo" in source}
 
 
-def find_tokenizer(run: RunFolder, named: Path | None = None) -> Pieces | None:
+def find_tokenizer(run: RunFolder, named: Path | None = None) -> Vocabulary | None:
     """The vocabulary of the run's tokenizer: of `named` (a `tokenizer.json`, or a folder with one), of the newest
     weights that are left, of the base model, or of its copy in the Hugging Face cache. None where there is none.
 
@@ -49,16 +49,16 @@ def find_tokenizer(run: RunFolder, named: Path | None = None) -> Pieces | None:
     """
     if named is not None:
         path = named / "tokenizer.json" if named.is_dir() else named
-        return Pieces.load(path)
+        return Vocabulary.load(path)
     model = _dict(resolved(run), "model").get("path", "")
     weights = [run.weights(version) for version in reversed(run.published("weights"))]
     for folder in [*weights, Path(model)]:
         if (path := folder / "tokenizer.json").is_file():
-            return Pieces.load(path)
+            return Vocabulary.load(path)
     return _cached(model)
 
 
-def _cached(model: str) -> Pieces | None:
+def _cached(model: str) -> Vocabulary | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -66,7 +66,7 @@ def _cached(model: str) -> Pieces | None:
         path = try_to_load_from_cache(model, "tokenizer.json")
     except HFValidationError:  # the path of a folder that is no more
         return None
-    return Pieces.load(Path(path)) if isinstance(path, str) else None
+    return Vocabulary.load(Path(path)) if isinstance(path, str) else None
 
 
 def _dict(config: Mapping[str, Any], *keys: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from braidrl.report.page.records import Episode, Lines, Sampled
+from braidrl.report.page.records import Episode, Lines, SampleRecord
 from braidrl.utils.run_folder import STEP, RunFolder
 
 ID = 16
@@ -24,7 +24,7 @@ SAMPLE_COLUMNS = (
 )
 
 
-class Place(NamedTuple):
+class LineOffset(NamedTuple):
     """Where a line lies."""
 
     path: Path
@@ -44,13 +44,13 @@ class Index:
         self.fates: list[tuple[str, str]] = []
         """What became of episodes, by key."""
         self.fate: dict[str, str] = {}
-        self.places: dict[str, Place] = {}
+        self.places: dict[str, LineOffset] = {}
         """Records of episodes, by id."""
-        self.sampled: dict[str, list[Place]] = {}
+        self.sampled: dict[str, list[LineOffset]] = {}
         """Records of the samples of episodes, by id."""
         self._lines: dict[Path, Lines] = {}
         self._episode = msgspec.json.Decoder(Episode)
-        self._sample = msgspec.json.Decoder(Sampled)
+        self._sample = msgspec.json.Decoder(SampleRecord)
 
     def read(self, limit: int = 2000) -> bool:
         """Take in at most `limit` further lines; False when there were none."""
@@ -58,7 +58,7 @@ class Index:
         for path, take in self._sources():
             lines = self._lines.setdefault(path, Lines(path))
             for offset, line in lines.read(left):
-                take(Place(path, offset), line)
+                take(LineOffset(path, offset), line)
                 left -= 1
             if not left:
                 break
@@ -76,21 +76,21 @@ class Index:
             for path in step_files(self.run.root / "episodes" / kind):
                 yield path, take
 
-    def _metric(self, place: Place, line: bytes) -> None:
+    def _metric(self, place: LineOffset, line: bytes) -> None:
         self.metrics[place.path.stem].append(msgspec.json.decode(line))
 
-    def _group(self, place: Place, line: bytes) -> None:
+    def _group(self, place: LineOffset, line: bytes) -> None:
         group = msgspec.json.decode(line)
         for number in group["numbers"]:
             self.fates.append((f"{group['group']}/{number}", group["fate"]))
             self.fate[self.fates[-1][0]] = group["fate"]
 
-    def _record(self, place: Place, line: bytes) -> None:
+    def _record(self, place: LineOffset, line: bytes) -> None:
         episode = self._episode.decode(line)
         self.places[episode.id[:ID]] = place
         self.episodes.append(episode_row(episode, place.path.parent.name))
 
-    def _tokens(self, place: Place, line: bytes) -> None:
+    def _tokens(self, place: LineOffset, line: bytes) -> None:
         sample = self._sample.decode(line)
         self.sampled.setdefault(sample.episode[:ID], []).append(place)
         members = (sum(weight > 0 for weight in getattr(sample, name)) for name in ("rl", "ce", "ref_kl"))

@@ -13,7 +13,7 @@ SPACE = "▁"
 """What sentencepiece vocabularies write for a space."""
 
 
-class Pieces:
+class Vocabulary:
     """The vocabulary of a `tokenizer.json`."""
 
     def __init__(self, vocabulary: dict[int, str], special: dict[int, str], bytelevel: bool) -> None:

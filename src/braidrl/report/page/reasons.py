@@ -39,7 +39,7 @@ REASONS = {
 
 
 @dataclass(frozen=True)
-class Circumstances:
+class BranchContext:
     """What decides for the whole of a branch."""
 
     kind: str
@@ -79,7 +79,7 @@ class Circumstances:
         return "L" if self.too_long else "B"
 
 
-def reasons(nodes: Sequence[Mapping[str, Any]], shared: Sequence[bool], circumstances: Circumstances) -> str:
+def reasons(nodes: Sequence[Mapping[str, Any]], shared: Sequence[bool], circumstances: BranchContext) -> str:
     """A letter for each token of a branch, given as its nodes; `shared` are those that an earlier branch has."""
     trained = _trained(circumstances.sample)
     letters: list[str] = []
@@ -105,7 +105,7 @@ def _trained(sample: Mapping[str, Any] | None) -> dict[int, str]:
     }
 
 
-def _untrained(node: Mapping[str, Any], circumstances: Circumstances) -> list[str]:
+def _untrained(node: Mapping[str, Any], circumstances: BranchContext) -> list[str]:
     """Why the tokens of a node would not train, if none was recorded as a loss entry."""
     mask, content, streams = node["mask"], node.get("is_content"), node.get("loss_weights") or {}
     letters = ["C" if each else "P" for each in content] if content else ["C"] * len(mask)
@@ -121,7 +121,7 @@ def _untrained(node: Mapping[str, Any], circumstances: Circumstances) -> list[st
     return letters
 
 
-def _unsaid(weight: float, advantage: float | None, circumstances: Circumstances) -> str:
+def _unsaid(weight: float, advantage: float | None, circumstances: BranchContext) -> str:
     """Of a sampled token of rl: whether it has a weight and an advantage."""
     if not weight:
         return "W"

@@ -19,7 +19,7 @@ class Node(msgspec.Struct):
     advantages: list[float] | None = None
 
 
-class Call(msgspec.Struct):
+class RecordedCall(msgspec.Struct):
     finish_reason: str | None = None
     error: Any = None
 
@@ -28,7 +28,7 @@ class Trace(msgspec.Struct):
     id: str
     agent: Agent
     nodes: list[Node]
-    calls: list[Call] = []
+    calls: list[RecordedCall] = []
     stop_condition: str | None = None
     num_output_tokens: int = 0
 
@@ -44,7 +44,7 @@ class Trace(msgspec.Struct):
         return len(self.nodes) - len({node.parent for node in self.nodes if node.parent is not None})
 
 
-class Known(msgspec.Struct):
+class RunFields(msgspec.Struct):
     """What the run knows of an episode."""
 
     env: str
@@ -61,13 +61,13 @@ class Episode(msgspec.Struct):
     """The part of an episode's record that its line in the table needs; decoding it skips all others."""
 
     id: str
-    braid: Known
+    braid: RunFields
     traces: list[Trace] = []
     errors: list[Any] = []
     ok: bool = True
 
 
-class Sampled(msgspec.Struct):
+class SampleRecord(msgspec.Struct):
     """The part of a sample's record (`episodes/tokens`) that says what it is."""
 
     step: int

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from braidrl.report.page.index import Index
-from braidrl.report.page.reasons import Circumstances, reasons
+from braidrl.report.page.reasons import BranchContext, reasons
 from braidrl.report.page.records import line_at
 
 NODE_STREAMS = ("token_ids", "logprobs", "advantages", "reference_logprobs", "loss_weights")
@@ -77,7 +77,7 @@ def _trace(
     known = record["braid"]
     reward = known["rewards"].get(trace["id"])
     trainable = trace["agent"].get("trainable", True)
-    circumstances = Circumstances(
+    circumstances = BranchContext(
         kind=kind,
         outcome=known["outcome"],
         fate=fate,
@@ -103,7 +103,7 @@ def _trace(
 
 def _branches(
     trace: Mapping[str, Any],
-    circumstances: Circumstances,
+    circumstances: BranchContext,
     samples: Mapping[int, Mapping[str, Any]],
     seq_len: int | None,
 ) -> list[dict[str, Any]]:

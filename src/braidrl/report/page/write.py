@@ -8,7 +8,7 @@ from braidrl.report.page.changes import bounded
 from braidrl.report.page.facts import facts, find_tokenizer, resolved
 from braidrl.report.page.html import packed, page
 from braidrl.report.page.index import EPISODE_COLUMNS, SAMPLE_COLUMNS, Index
-from braidrl.report.page.pieces import Pieces
+from braidrl.report.page.pieces import Vocabulary
 from braidrl.report.page.rollout import rollout, token_ids
 from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
@@ -43,7 +43,7 @@ def write_report(
 
 
 def rollout_blobs(
-    index: Index, shown: Sequence[str], pieces: Pieces | None, limit: int
+    index: Index, shown: Sequence[str], pieces: Vocabulary | None, limit: int
 ) -> tuple[dict[str, bytes], dict[str, str]]:
     """Blobs of rollouts that take `limit` bytes in the page at most, and which blob holds which episode."""
     seq_len = resolved(index.run).get("seq_len")

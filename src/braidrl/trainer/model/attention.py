@@ -31,7 +31,7 @@ UNSUPPORTED = ("softcap", "s_aux", "position_bias", "past_key_values", "cache")
 
 
 @dataclass(frozen=True)
-class Part:
+class AttentionBlock:
     """Queries [query_start, query_stop) of a row over keys [key_start, key_stop), causal if they coincide."""
 
     query_start: int
@@ -62,9 +62,9 @@ class Forest:
         """Tokens of the longest sample in the row."""
         self.attention_calls = 0
         """How many attention layers have used it."""
-        self.parts = [Part(s.start, end, s.start, end, True) for s, end in zip(self.segments, ends)]
+        self.parts = [AttentionBlock(s.start, end, s.start, end, True) for s, end in zip(self.segments, ends)]
         self.parts += [
-            Part(end, subtree_end, segment.start, end, False)
+            AttentionBlock(end, subtree_end, segment.start, end, False)
             for segment, end, subtree_end in zip(self.segments, ends, subtree_ends)
             if subtree_end > end
         ]
@@ -125,11 +125,11 @@ class _ForestAttention(torch.autograd.Function):
         return *grads, None, None
 
 
-def _queries(part: Part, tensor: Tensor) -> Tensor:
+def _queries(part: AttentionBlock, tensor: Tensor) -> Tensor:
     return tensor[:, :, part.query_start : part.query_stop]
 
 
-def _part(part: Part, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _part(part: AttentionBlock, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     keys = slice(part.key_start, part.key_stop)
     return _queries(part, query), key[:, :, keys], value[:, :, keys]
 

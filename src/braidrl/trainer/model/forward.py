@@ -95,7 +95,7 @@ class TokenOutputs(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Head:
+class LMHead:
     """How a model's last hidden states become logits: `softcap * tanh(scale * (h W + b) / softcap)`."""
 
     weight: Tensor
@@ -130,12 +130,12 @@ def token_logprobs(
             forest=micro.forest,
         ).last_hidden_state[0]
     rows = hidden.index_select(0, micro.hidden_index)
-    return head_logprobs(rows, Head.of(model), micro.targets, micro.temperature, dtype, micro.head_ids)
+    return head_logprobs(rows, LMHead.of(model), micro.targets, micro.temperature, dtype, micro.head_ids)
 
 
 def head_logprobs(
     hidden: Tensor,
-    head: Head,
+    head: LMHead,
     targets: Tensor,
     temperature: Tensor,
     dtype: torch.dtype = torch.float32,
@@ -176,7 +176,7 @@ class _HeadLogprobs(torch.autograd.Function):
         temperature: Tensor,
         dtype: torch.dtype,
     ) -> tuple[Tensor, Tensor]:
-        head = Head(weight, bias, scale, softcap)
+        head = LMHead(weight, bias, scale, softcap)
         exact = torch.promote_types(weight.dtype, torch.float32)
         logprobs = hidden.new_empty(picks.shape, dtype=exact)
         entropy, lse = (hidden.new_empty((len(hidden), 1), dtype=exact) for _ in range(2))
@@ -201,7 +201,7 @@ class _HeadLogprobs(torch.autograd.Function):
         ctx: Any, grad_logprobs: Tensor | None, grad_entropy: Tensor | None
     ) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, picks, temperature, lse, entropy = ctx.saved_tensors
-        head = Head(weight, bias, ctx.scale, ctx.softcap)
+        head = LMHead(weight, bias, ctx.scale, ctx.softcap)
         if grad_logprobs is None:
             grad_logprobs = lse.new_zeros(picks.shape)
         grad_hidden = torch.empty_like(hidden)
@@ -258,7 +258,7 @@ def _chunks(hidden: Tensor, weight: Tensor) -> list[slice]:
 
 
 def _scaled_logits(
-    hidden: Tensor, head: Head, temperature: Tensor, dtype: torch.dtype
+    hidden: Tensor, head: LMHead, temperature: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
     """Logits / temperature [C, V], and their slope over the raw product, [C, 1] ([C, V] with a soft cap)."""
     exact = torch.promote_types(head.weight.dtype, torch.float32)

@@ -15,7 +15,7 @@ LOSS_WEIGHTS = "loss_weights"
 
 
 @dataclass(frozen=True)
-class Batch:
+class StepBatch:
     """Samples, and extra streams of each: name -> one float[T] a sample (`LossInputs` says what they are)."""
 
     samples: Sequence[TrainingSample]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from braidrl.configs.trainer.config import LossAggregation, TrainerConfig
 from braidrl.packing import rl_streams
-from braidrl.trainer.rl.batch import LOSS_WEIGHTS, Batch
+from braidrl.trainer.rl.batch import LOSS_WEIGHTS, StepBatch
 from braidrl.trainer.rl.loss import mean, sequence_sum
 from braidrl.trainer.rl.offpolicy import is_correction, m2po
 from braidrl.transport.types import TrainingSample
@@ -25,7 +25,7 @@ def prepare(
     config: TrainerConfig,
     old: Streams | None = None,
     kl_ref: Streams | None = None,
-) -> tuple[Batch, dict[str, Tensor]]:
+) -> tuple[StepBatch, dict[str, Tensor]]:
     """The batch and the metrics of its masks (float[2] of sum and denominator), of all of it and of each environment.
 
     `old` and `kl_ref` hold one float[T] a sample: the trainer's log-probs before the step (None: they were not
@@ -40,7 +40,7 @@ def prepare(
         extra["kl_ref_logprobs"] = kl_ref
     weighed = config.is_correction is not None or config.m2po is not None
     if not weighed and config.loss_agg_mode == "token-mean":
-        return Batch(samples, extra), {}
+        return StepBatch(samples, extra), {}
     members = _Members(samples)
     weights = members.weights
     metrics: dict[str, Tensor] = {}
@@ -55,7 +55,7 @@ def prepare(
         extra["is_weights"] = members.spread(factors)
     weights = aggregation_weights(weights, members.trajectory, config.loss_agg_mode)
     extra[LOSS_WEIGHTS] = members.spread(weights)
-    return Batch(samples, extra), members.means(metrics)
+    return StepBatch(samples, extra), members.means(metrics)
 
 
 class _Members:

@@ -26,7 +26,7 @@ from braidrl.trainer.optim import (
     set_learning_rate,
 )
 from braidrl.trainer.parallel import Parallel, sum_gradients
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.loss import LossFunctionError, total
 from braidrl.trainer.rl.metrics import MetricSums, batch_metrics, peak_memory_gib
@@ -161,7 +161,7 @@ class Learner:
         if self.parallel.device.type == "cuda":
             torch.cuda.empty_cache()
 
-    def _update(self, step: int, part: Batch, recorder: TokenRecorder | None) -> tuple[MetricSums, float]:
+    def _update(self, step: int, part: StepBatch, recorder: TokenRecorder | None) -> tuple[MetricSums, float]:
         """Take one optimizer step; returns what `_gradient` does."""
         if recorder is not None:
             recorder.begin(part)
@@ -172,7 +172,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return gradient, norm
 
-    def _prepare(self, samples: Sequence[TrainingSample]) -> tuple[Batch, dict[str, torch.Tensor]]:
+    def _prepare(self, samples: Sequence[TrainingSample]) -> tuple[StepBatch, dict[str, torch.Tensor]]:
         """The batch with the log-probs, masks and weights that are fixed for the whole step."""
         old = self._logprobs(self.policy, samples) if self.config.needs_old_logprobs else None
         kl_ref = None if self.reference is None else self._logprobs(self.reference, samples)
@@ -186,7 +186,7 @@ class Learner:
         lengths = [len(sample.token_ids) for sample in samples]
         starts = torch.tensor([0, *np.cumsum(lengths)], device=self.parallel.device)
         found = torch.zeros(int(starts[-1]), dtype=torch.float64, device=self.parallel.device)
-        for row in self._rows(Batch(samples)):
+        for row in self._rows(StepBatch(samples)):
             micro = to_device(row, self.parallel.device)
             positions = micro.position_ids[micro.hidden_index] + 1
             found[starts[micro.sample_index] + positions] = policy(micro).logprobs.double()
@@ -194,7 +194,7 @@ class Learner:
         return np.split(whole, np.cumsum(lengths)[:-1])[: len(lengths)]
 
     def _gradient(
-        self, batch: Batch, normalisers: Normalisers, recorder: TokenRecorder | None = None
+        self, batch: StepBatch, normalisers: Normalisers, recorder: TokenRecorder | None = None
     ) -> tuple[MetricSums, float]:
         """Accumulate and clip the batch's gradient; returns global metrics, and the norm before clipping."""
         self.optimizer.zero_grad(set_to_none=True)
@@ -211,7 +211,7 @@ class Learner:
         norm = clip_gradients(self.policy.parameters(), self.config.optim.max_norm)
         return sums.reduce(self.parallel), norm
 
-    def _rows(self, batch: Batch) -> list[MicroBatch]:
+    def _rows(self, batch: StepBatch) -> list[MicroBatch]:
         max_tokens = self.config.micro_batch_tokens or self.config.seq_len
         return batch.pack(max_tokens, self.parallel.rank, self.parallel.world_size)
 
@@ -237,7 +237,7 @@ class Learner:
         if step % config.update_interval == 0:
             self.reference.copy_(self.policy)
 
-    def _explain(self, step: int, batch: Batch) -> str:
+    def _explain(self, step: int, batch: StepBatch) -> str:
         """Find the sample that makes the step non-finite, by taking each one alone."""
         culprit = "no single sample does so alone, only their sum overflows"
         for index, sample in enumerate(batch.samples):

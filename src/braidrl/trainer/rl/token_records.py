@@ -17,7 +17,7 @@ from braidrl.packing import Normalisers
 from braidrl.packing.streams import streams_of
 from braidrl.trainer.model.forward import DeviceMicroBatch, TokenOutputs
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.transport.types import TrainingSample
@@ -46,13 +46,13 @@ class TokenRecorder:
         """First column of each chosen sample in `values`."""
         shape = len(COMPUTED), int(starts[-1])
         self.values = torch.zeros(shape, dtype=torch.float64, device=parallel.device)
-        self.places: dict[int, tuple[Batch, int, int]] = {}
+        self.places: dict[int, tuple[StepBatch, int, int]] = {}
         """Mini batch of each sample, its number and the sample's index in it, by `id(sample)`."""
         self.mini_batches = 0
         self.rows = 0
         self.offsets = torch.zeros(0, dtype=torch.long)
 
-    def begin(self, part: Batch) -> None:
+    def begin(self, part: StepBatch) -> None:
         """What comes now is of this mini batch."""
         for index, sample in enumerate(part.samples):
             self.places[id(sample)] = part, self.mini_batches, index
@@ -110,7 +110,7 @@ class TokenRecorder:
         for name in ("advantages", "ref_logprobs"):
             if (stream := getattr(sample, name)) is not None:
                 carried[name] = stream
-        part, mini_batch, place = self.places.get(id(sample), (Batch([]), None, 0))
+        part, mini_batch, place = self.places.get(id(sample), (StepBatch([]), None, 0))
         carried |= {name: streams[place] for name, streams in part.extra.items()}
         row = computed.pop("micro_batch")
         record: dict[str, Any] = {"mini_batch": mini_batch, "micro_batch": int(row[0]) if len(row) else None}

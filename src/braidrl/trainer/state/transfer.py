@@ -20,13 +20,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from braidrl.transport.transfer import Join, Joined, Offer, Place, Send
+from braidrl.transport.transfer import Join, Joined, Offer, Rendezvous, Send
 
 MEETING_SECONDS = 300.0
 """Longest wait for the workers of a server to come to the meeting place."""
 
 
-class Group(Protocol):
+class BroadcastGroup(Protocol):
     """The trainer and the workers of one server."""
 
     def broadcast(self, tensors: Iterable[Tensor]) -> None:
@@ -36,7 +36,7 @@ class Group(Protocol):
 class NCCLGroup:
     """vLLM's own communicator: it must be installed beside Braid. Blocks until all workers have come."""
 
-    def __init__(self, place: Place, device: torch.device) -> None:
+    def __init__(self, place: Rendezvous, device: torch.device) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
 
         self.device = device
@@ -69,11 +69,11 @@ def open_sender(host: str, device: torch.device) -> "WeightSender":
 class WeightSender:
     """Offers versions at `host`, the address at which workers and the orchestrator reach this process."""
 
-    def __init__(self, host: str, open_group: Callable[[Place], Group]) -> None:
+    def __init__(self, host: str, open_group: Callable[[Rendezvous], BroadcastGroup]) -> None:
         self.host = host
         self.open_group = open_group
         self.versions: dict[int, dict[str, Tensor]] = {}
-        self.groups: dict[str, Future[Group]] = {}
+        self.groups: dict[str, Future[BroadcastGroup]] = {}
         self._token = secrets.token_urlsafe()
         self._one_at_a_time = threading.Lock()
         self._server = ThreadingHTTPServer((host, 0), partial(_Handler, self))
@@ -104,13 +104,13 @@ class WeightSender:
             return Joined(None)
         with socket.socket() as probe:
             probe.bind((self.host, 0))
-            place = Place(self.host, probe.getsockname()[1], request.workers + 1)
-        future: Future[Group] = Future()
+            place = Rendezvous(self.host, probe.getsockname()[1], request.workers + 1)
+        future: Future[BroadcastGroup] = Future()
         self.groups[request.replica] = future
         threading.Thread(target=self._meet, args=(place, future), daemon=True).start()
         return Joined(place)
 
-    def _meet(self, place: Place, future: Future[Group]) -> None:
+    def _meet(self, place: Rendezvous, future: Future[BroadcastGroup]) -> None:
         try:
             future.set_result(self.open_group(place))
         except BaseException as error:  # for whoever wants to send

@@ -12,7 +12,7 @@ from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.model.forward import to_device
 from braidrl.trainer.model.policy import Policy
 from braidrl.trainer.parallel import gathered
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.preparation import prepare
 from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.shards import trained_parameters
@@ -55,7 +55,7 @@ class Probe(Learner):
         kl_ref = None if self.reference is None else self._logprobs(self.reference, samples)
         return Batches(self.config, samples, old, kl_ref)
 
-    def differentiate(self, batch: Batch, max_tokens: int, world_size: int = 1) -> Gradient:
+    def differentiate(self, batch: StepBatch, max_tokens: int, world_size: int = 1) -> Gradient:
         """A single process is every one of the `world_size` ranks in turn; of several, each is its own."""
         alone = self.parallel.world_size == 1
         self.optimizer.zero_grad(set_to_none=True)
@@ -91,7 +91,7 @@ class Batches:
     old: list[np.ndarray] | None
     kl_ref: list[np.ndarray] | None
 
-    def ordered(self, order: Sequence[int] | None = None) -> Batch:
+    def ordered(self, order: Sequence[int] | None = None) -> StepBatch:
         """The batch with its samples in this order (None: as they come)."""
         if order is None:
             return prepare(self.samples, self.config, self.old, self.kl_ref)[0]

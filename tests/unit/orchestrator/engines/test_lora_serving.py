@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from braidrl.cli import main
 from braidrl.configs.inference import BASE_SUFFIX
 from braidrl.configs.rl import RLConfig
-from braidrl.inference.engines.request import Request
+from braidrl.inference.engines.request import Completion
 from braidrl.inference.engines.torch import TorchEngine
 from braidrl.inference.engines.vllm import arguments, variables
 from braidrl.inference.engines.weights import WeightsError
@@ -58,7 +58,7 @@ def trained(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> R
     return trained_run(tiny_model_dir, tmp_path_factory.mktemp("runs") / "run")[0]
 
 
-def sampled(request: Request) -> TrainingSample:
+def sampled(request: Completion) -> TrainingSample:
     """What the trainer would be told of a request: its loss is on what was sampled."""
     (sample,) = make_batch(1, "rl", size=1)
     mask = torch.arange(len(request.tokens)) >= len(request.prompt)

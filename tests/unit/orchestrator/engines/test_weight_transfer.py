@@ -21,7 +21,7 @@ from braidrl.orchestrator.engines.pool import ReplicaError, Replicas
 from braidrl.trainer.parallel import Parallel
 from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.state.transfer import WeightSender
-from braidrl.transport.transfer import Offer, Place, read_offer, write_offer
+from braidrl.transport.transfer import Offer, Rendezvous, read_offer, write_offer
 from braidrl.utils.run_folder import RunFolder
 from tests.support.trainer_batches import trainer_config
 
@@ -33,7 +33,7 @@ FIRST = [UPDATE[0], "/init_weight_transfer_engine", *UPDATE[1:]]
 class Wire:
     """A group of two whose broadcasts meet: neither side goes on without the other."""
 
-    def __init__(self, place: Place) -> None:
+    def __init__(self, place: Rendezvous) -> None:
         self.place = place
         self.tensors: queue.Queue[torch.Tensor] = queue.Queue(1)
         self.met = threading.Event()
@@ -53,7 +53,7 @@ class Worker(StubVLLM):
     wire: Wire | None = None
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
-    def open_group(self, place: Place) -> Wire:
+    def open_group(self, place: Rendezvous) -> Wire:
         """The trainer's end: waits for the worker."""
         wire = Wire(place)
         self.wires.append(wire)
@@ -65,7 +65,7 @@ class Worker(StubVLLM):
 
     async def transfer(self, path: str, body: Any) -> None:
         if path == "/init_weight_transfer_engine":
-            place = Place(**body["init_info"])
+            place = Rendezvous(**body["init_info"])
             self.wire = next(wire for wire in self.wires if wire.place == place)
             self.wire.met.set()
         elif path == "/update_weights":

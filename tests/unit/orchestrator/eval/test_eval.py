@@ -14,7 +14,7 @@ from stub_tasks import StubConfig, StubTaskset
 
 from braidrl.configs.eval import EvalConfig, EvalSettings
 from braidrl.monitors.metrics import read_metrics
-from braidrl.orchestrator.envs.source import Finished
+from braidrl.orchestrator.envs.source import FinishedEpisode
 from braidrl.orchestrator.eval.summary import Z95, pass_at_k, powers_of_two, reward_of, summarize
 from braidrl.report.evaluation import evaluation_table
 from braidrl.utils.run_folder import RunFolder
@@ -25,7 +25,7 @@ from tests.support.stub_trainer import run_stub
 TASK = next(iter(StubTaskset(StubConfig(id="stub-tasks"))))
 
 
-def attempts(rewards: Sequence[float | None], task: vf.Task = TASK) -> list[Finished]:
+def attempts(rewards: Sequence[float | None], task: vf.Task = TASK) -> list[FinishedEpisode]:
     """Attempts at one task; NaN stands for one that failed."""
     made = []
     for number, reward in enumerate(rewards):

@@ -10,9 +10,9 @@ import pytest
 import verifiers.v1 as vf
 
 from braidrl.configs.batches import BatchesConfig
-from braidrl.orchestrator.envs.estimates import Yields
-from braidrl.orchestrator.envs.source import Finished
-from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.envs.estimates import YieldEstimate
+from braidrl.orchestrator.envs.source import FinishedEpisode
+from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.sink import Sink
 from tests.support.stub_episodes import join, make_episode, make_failure
 from tests.unit.orchestrator.pipeline.test_dispatcher import (
@@ -25,7 +25,7 @@ from tests.unit.orchestrator.pipeline.test_dispatcher import (
 from tests.unit.orchestrator.pipeline.test_sink import add, make_config
 from tests.unit.orchestrator.pipeline.test_sink import make_env as sink_env
 
-Shape = Callable[[vf.Task, str, int], Finished]
+Shape = Callable[[vf.Task, str, int], FinishedEpisode]
 """Makes the episode of a task and a name, sampled by a policy version."""
 LENGTH = 6
 """Tokens of a hand-made trace, prompt included."""
@@ -41,12 +41,12 @@ class VariedEnv(ManualEnv):
 
     shape: Shape
 
-    async def run(self, task: vf.Task, key: str) -> Finished:
+    async def run(self, task: vf.Task, key: str) -> FinishedEpisode:
         played = await super().run(task, key)
         return self.shape(task, key, played.oldest or 0)
 
 
-def lengthened(task: vf.Task, key: str, version: int) -> Finished:
+def lengthened(task: vf.Task, key: str, version: int) -> FinishedEpisode:
     """Up to six times as long as others; one in eight fails, and one group in four has equal rewards."""
     if drawn(key, 8) == 0:
         return make_failure(task, key)
@@ -59,7 +59,7 @@ def lengthened(task: vf.Task, key: str, version: int) -> Finished:
     return finished
 
 
-def multiplied(task: vf.Task, key: str, version: int) -> Finished:
+def multiplied(task: vf.Task, key: str, version: int) -> FinishedEpisode:
     """From one trace to five."""
     finished = lengthened(task, key, version)
     others = [make_episode(task, float(n), f"{key}.{n}", version) for n in range(drawn(key, 5))]
@@ -88,7 +88,7 @@ async def play(shape: Shape, order: int, **settings: Any) -> list[Any]:
     return story
 
 
-def samples(batch: Batch) -> list[Any]:
+def samples(batch: CollectedBatch) -> list[Any]:
     return batch.training_batch.samples
 
 
@@ -152,7 +152,7 @@ async def test_the_first_token_batch_is_cautious_and_the_next_knows_better() -> 
 
 
 def test_estimates_follow_when_they_are_told_to_and_forget() -> None:
-    yields = Yields(tokens_per_trace=100.0)
+    yields = YieldEstimate(tokens_per_trace=100.0)
     yields.observe(4, 8)
     yields.measure([10] * 8)
     assert (yields.traces_per_episode, yields.tokens_per_trace) == (1.0, 100.0)

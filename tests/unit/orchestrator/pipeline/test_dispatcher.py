@@ -11,7 +11,7 @@ import pytest
 import verifiers.v1 as vf
 
 from braidrl.configs.orchestrator import GatewayConfig
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.gateway.server import Gateway
 from braidrl.orchestrator.heartbeat import heartbeat
 from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
@@ -30,7 +30,7 @@ class ManualEnv(TrainEnv):
     broken: set[str]
     """Groups whose episodes fail."""
 
-    async def run(self, task: vf.Task, key: str) -> Finished:
+    async def run(self, task: vf.Task, key: str) -> FinishedEpisode:
         self.started.append(key)
         future = self.open[key] = asyncio.get_running_loop().create_future()
         try:

@@ -8,7 +8,7 @@ import verifiers.v1 as vf
 
 from braidrl.configs.algorithm import Barrier, BaseAlgorithmConfig, GRPOConfig, RAEConfig
 from braidrl.orchestrator.envs.source import TrainEnv
-from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
 from braidrl.orchestrator.pipeline.no_signal import NoSignalError
 from braidrl.orchestrator.pipeline.sink import Sink
@@ -78,7 +78,7 @@ async def test_other_environments_of_the_batch_are_left_alone() -> None:
 async def test_a_batch_that_turns_out_without_signal_is_skipped_and_not_for_ever() -> None:
     sink, env = setup(max_empty_batches=2)
 
-    async def next_batch(index: int) -> Batch:
+    async def next_batch(index: int) -> CollectedBatch:
         await add(sink, env, 2 * index, [1.0, 1.0])
         await add(sink, env, 2 * index + 1, [1.0, 1.0])
         batch = sink.take(1)

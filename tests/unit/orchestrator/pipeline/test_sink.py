@@ -9,9 +9,9 @@ import verifiers.v1 as vf
 
 from braidrl.configs.algorithm import EchoConfig
 from braidrl.configs.orchestrator import GatewayConfig, OrchestratorConfig
-from braidrl.orchestrator.envs.source import Finished, TrainEnv
+from braidrl.orchestrator.envs.source import FinishedEpisode, TrainEnv
 from braidrl.orchestrator.gateway.server import Gateway
-from braidrl.orchestrator.pipeline.buffer import Batch
+from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.groups import Group
 from braidrl.orchestrator.pipeline.no_signal import NoSignalError
 from braidrl.orchestrator.pipeline.records import group_records
@@ -36,7 +36,7 @@ def open_group(index: int, env: TrainEnv) -> Group:
     return Group(index, env, env.curriculum.next_task(), range(env.source.group_size))
 
 
-async def fill(sink: Sink, group: Group, episodes: list[Finished]) -> None:
+async def fill(sink: Sink, group: Group, episodes: list[FinishedEpisode]) -> None:
     """Let a whole group end."""
     for number, finished in enumerate(episodes):
         finished.episode.group = vf.GroupInfo(id=group.id)
@@ -51,7 +51,7 @@ async def add(sink: Sink, env: TrainEnv, index: int, rewards: list[float | None]
     return group
 
 
-def credits(batch: Batch) -> list[float]:
+def credits(batch: CollectedBatch) -> list[float]:
     """The advantage of each sample's last token, in batch order."""
     return [float(sample.advantages[-1]) for sample in batch.training_batch.samples]
 

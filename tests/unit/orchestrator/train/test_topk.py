@@ -12,8 +12,8 @@ from braidrl.orchestrator.gateway.candidates import take_heads
 from braidrl.orchestrator.train.algo.routing import assign_advantages, stamp_action_weights
 from braidrl.orchestrator.train.samples import drop_zero_signal, flatten_trace
 from braidrl.orchestrator.train.topk import (
-    Head,
     MissingHeadError,
+    TopK,
     call_key,
     node_keys,
     num_candidates,
@@ -30,7 +30,7 @@ ENTRIES = (
 """Two sampled tokens with `SIZE + 2` candidates each. The second was improbable, and the server put it in front."""
 
 
-def rows_of(head: Head) -> list[list[int]]:
+def rows_of(head: TopK) -> list[list[int]]:
     return [[token for token in row if token >= 0] for row in head.token_ids.tolist()]
 
 
@@ -165,7 +165,7 @@ def test_candidates_of_another_number_of_tokens_are_refused() -> None:
 # -- the join with a trace
 
 
-def heads_of(item: Any) -> dict[bytes, Head]:
+def heads_of(item: Any) -> dict[bytes, TopK]:
     """A head for each sampled message; its first id is 100 times the node's number plus the token's."""
     heads = {}
     for branch in item.branches:
@@ -174,7 +174,7 @@ def heads_of(item: Any) -> dict[bytes, Head]:
             ids = np.full((count, SIZE), -1, np.int32)
             ids[:, 0] = 100 * number + np.arange(count)
             if count:
-                heads[key] = Head(ids, np.where(ids < 0, -np.inf, -0.25).astype(np.float32))
+                heads[key] = TopK(ids, np.where(ids < 0, -np.inf, -0.25).astype(np.float32))
     return heads
 
 
@@ -228,9 +228,9 @@ def test_an_empty_head_is_none_that_is_missing() -> None:
     assert sample.head_ids is not None and (sample.head_ids == -1).all()
 
 
-def _nothing(count: int) -> Head:
+def _nothing(count: int) -> TopK:
     empty = np.full((count, SIZE), -np.inf, np.float32)
-    return Head(np.full((count, SIZE), -1, np.int32), empty)
+    return TopK(np.full((count, SIZE), -1, np.int32), empty)
 
 
 @pytest.mark.parametrize("component", ["ce", "ref_kl"])

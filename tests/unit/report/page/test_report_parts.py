@@ -12,8 +12,8 @@ import pytest
 from braidrl.report.page.changes import whole_steps
 from braidrl.report.page.html import HERE, in_script, modules
 from braidrl.report.page.index import SAMPLE_COLUMNS
-from braidrl.report.page.pieces import Pieces
-from braidrl.report.page.reasons import REASONS, Circumstances, reasons
+from braidrl.report.page.pieces import Vocabulary
+from braidrl.report.page.reasons import REASONS, BranchContext, reasons
 from braidrl.report.page.rollout import branches, node_versions, text_of
 
 
@@ -26,8 +26,8 @@ def test_samples_are_left_out_by_whole_steps() -> None:
     assert len(kept) == 12
 
 
-def circumstances(**changes: Any) -> Circumstances:
-    return Circumstances(**{"kind": "train", "outcome": "signal", "fate": "trained", **changes})
+def circumstances(**changes: Any) -> BranchContext:
+    return BranchContext(**{"kind": "train", "outcome": "signal", "fate": "trained", **changes})
 
 
 NODE = {"mask": [False, True], "is_content": [False, True], "advantages": [0.5], "loss_weights": None}
@@ -91,7 +91,7 @@ def test_pieces_of_a_byte_level_vocabulary(tiny_model_dir: Path) -> None:
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_model_dir)
     ids = tokenizer.encode("a nö\n<|im_end|>")
-    pieces = Pieces.load(tiny_model_dir / "tokenizer.json").of([*ids, 10**6])
+    pieces = Vocabulary.load(tiny_model_dir / "tokenizer.json").of([*ids, 10**6])
     raw = b"".join(each.encode() if isinstance(each, str) else bytes(each) for each in map(pieces.get, ids))
     assert raw.decode() == "a nö\n<|im_end|>"
     assert [195] in pieces.values() and 10**6 not in pieces
@@ -103,10 +103,10 @@ def test_pieces_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     special = [{"id": 3, "content": "</s>"}]
     decoder = {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
     path.write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": special, "decoder": decoder}))
-    assert Pieces.load(path).of([1, 2, 3]) == {1: " a", 2: [0xC3], 3: "</s>"}
+    assert Vocabulary.load(path).of([1, 2, 3]) == {1: " a", 2: [0xC3], 3: "</s>"}
     path.write_text("{}")
     with pytest.raises(ValueError, match="is no tokenizer"):
-        Pieces.load(path)
+        Vocabulary.load(path)
 
 
 def test_what_a_model_wrote_never_becomes_markup() -> None:

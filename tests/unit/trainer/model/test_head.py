@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from braidrl.trainer.model import forward
-from braidrl.trainer.model.forward import Head, TokenOutputs, head_logprobs
+from braidrl.trainer.model.forward import LMHead, TokenOutputs, head_logprobs
 
 ENTRIES, HIDDEN, VOCABULARY = 7, 5, 11
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
@@ -32,7 +32,7 @@ class Case:
         self.inputs = [self.hidden, weight, *([bias] if biased else [])]
         for tensor in self.inputs:
             tensor.requires_grad_()
-        self.head = Head(weight, bias if biased else None, **head)
+        self.head = LMHead(weight, bias if biased else None, **head)
         self.targets = torch.randint(VOCABULARY, (entries,), generator=generator)
         self.temperature = (0.3 + 2 * torch.rand(entries, generator=generator)).to(dtype)
         self.candidates = torch.randint(-1, VOCABULARY, (entries, 2 * VOCABULARY), generator=generator)
@@ -166,7 +166,7 @@ def test_tokens_that_a_bias_rules_out_do_not_matter(dtype):
     with torch.no_grad():
         case.head.bias[allowed:] = -torch.inf
     less.inputs = [less.hidden, *(tensor.detach()[:allowed].requires_grad_() for tensor in less.inputs[1:])]
-    less.head = Head(*less.inputs[1:])
+    less.head = LMHead(*less.inputs[1:])
     for one in (case, less):
         one.targets, one.candidates = one.targets % allowed, one.candidates % allowed
     assert_close(case.ours().entropy, less.plain().entropy)
@@ -193,7 +193,7 @@ def test_entropy_and_its_gradient_are_the_worked_ones(worked_cases, dtype):
     logits.requires_grad_()
     entropy = head_logprobs(
         logits,
-        Head(torch.eye(logits.shape[1], dtype=dtype), None),
+        LMHead(torch.eye(logits.shape[1], dtype=dtype), None),
         torch.zeros(len(logits), dtype=torch.int64),
         torch.ones(len(logits), dtype=dtype),
     ).entropy
@@ -203,7 +203,7 @@ def test_entropy_and_its_gradient_are_the_worked_ones(worked_cases, dtype):
 
 def test_temperature_divides_the_logits():
     """Logits [0, 1] at temperature 0.5: log softmax([0, 2])[0] = -2.127."""
-    head, candidates = Head(torch.eye(2), None), torch.tensor([[0, 1]])
+    head, candidates = LMHead(torch.eye(2), None), torch.tensor([[0, 1]])
     outputs = head_logprobs(
         torch.tensor([[0.0, 1.0]]), head, torch.tensor([0]), torch.tensor([0.5]), candidates=candidates
     )
@@ -229,7 +229,7 @@ def test_bfloat16_factors_keep_logits_and_softmax_in_float32():
     """Rounded logits of size 20 would be off by up to 0.06, and their softmax would not add up to 1."""
     hidden, head = (
         20 * torch.eye(64) + 0.125,
-        Head(torch.eye(64) + 2**-7, None),
+        LMHead(torch.eye(64) + 2**-7, None),
     )  # exact factors, inexact sums
     targets, temperature, candidates = torch.arange(64).roll(1), torch.ones(64), torch.arange(64)[:, None]
     exact, rounded = (
@@ -261,7 +261,9 @@ def test_no_tensor_of_a_large_vocabulary_spans_the_row():
     targets = torch.randint(vocabulary, (entries,), generator=generator)
     candidates = torch.randint(vocabulary, (entries, 8), generator=generator)
     with LargestTensor() as chunked:
-        ours = head_logprobs(hidden, Head(weight, None), targets, torch.ones(entries), candidates=candidates)
+        ours = head_logprobs(
+            hidden, LMHead(weight, None), targets, torch.ones(entries), candidates=candidates
+        )
         gradients = torch.autograd.grad(sum(output.mean() for output in ours), (hidden, weight))
     assert chunked.elements <= forward.CHUNK_ELEMENTS < entries * vocabulary / 7
     with LargestTensor() as whole:

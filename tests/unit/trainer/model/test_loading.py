@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 
 from braidrl.configs.model import ModelConfig
 from braidrl.packing import pack
-from braidrl.trainer.model.forward import Head, to_device, token_logprobs
+from braidrl.trainer.model.forward import LMHead, to_device, token_logprobs
 from braidrl.trainer.model.loading import load_model, pack_exactly, save_model
 from braidrl.transport.types import TrainingSample
 
@@ -110,6 +110,6 @@ def test_architectures_that_cannot_be_packed_are_refused(family, settings, messa
 
 def test_a_head_that_is_not_known_is_refused(monkeypatch):
     """Any difference between the plain and the packed forward, here an unread logit scale, fails the probe."""
-    monkeypatch.setattr(Head, "of", classmethod(lambda cls, model: cls(model.lm_head.weight, None)))
+    monkeypatch.setattr(LMHead, "of", classmethod(lambda cls, model: cls(model.lm_head.weight, None)))
     with pytest.raises(ValueError, match="packed log-probs differ"):
         pack_exactly(build("Cohere", logit_scale=4.0))

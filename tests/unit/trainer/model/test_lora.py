@@ -15,7 +15,7 @@ from braidrl.configs.sft import SFTConfig
 from braidrl.configs.trainer.lora import LoRAConfig
 from braidrl.trainer.model.forward import to_device
 from braidrl.trainer.parallel import Parallel
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.step import Learner
 from braidrl.trainer.sft.train import train_sft
 from braidrl.trainer.shards import trained_parameters
@@ -74,8 +74,8 @@ def test_a_fresh_adapter_is_the_model_itself_and_alone_is_trained(
 
 
 def gradients(learner: Learner, batch: list[TrainingSample]) -> dict[str, Tensor]:
-    for row in learner._rows(Batch(batch)):
-        learner._backward(to_device(row, "cpu"), Batch(batch).normalisers)
+    for row in learner._rows(StepBatch(batch)):
+        learner._backward(to_device(row, "cpu"), StepBatch(batch).normalisers)
     return {name: p.grad for name, p in learner.model.named_parameters() if p.grad is not None}
 
 

@@ -12,7 +12,7 @@ from transformers import GPTNeoXConfig, GPTNeoXForCausalLM
 from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.model.forward import to_device, token_logprobs
 from braidrl.trainer.model.loading import pack_exactly
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.components import component_loss
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare
@@ -95,7 +95,7 @@ def make_sample(
 
 
 def gradient(
-    model: GPTNeoXForCausalLM, batch: Batch, config: TrainerConfig, max_tokens: int, world_size: int
+    model: GPTNeoXForCausalLM, batch: StepBatch, config: TrainerConfig, max_tokens: int, world_size: int
 ) -> tuple[float, torch.Tensor]:
     model.zero_grad()
     objective, total = RLObjective.of(config), 0.0
@@ -108,7 +108,7 @@ def gradient(
     return total, torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
 
 
-def prepared(drawn: list[TrainingSample], config: TrainerConfig) -> Batch:
+def prepared(drawn: list[TrainingSample], config: TrainerConfig) -> StepBatch:
     rng = np.random.default_rng(len(drawn))
     near = lambda: [sample.sampling_logprobs + rng.normal(0, 0.2, len(sample.mask)) for sample in drawn]
     return prepare(drawn, config, near(), near())[0]

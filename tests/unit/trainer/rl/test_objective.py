@@ -7,7 +7,7 @@ import torch
 
 from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.trainer.model.forward import TokenOutputs, to_device
-from braidrl.trainer.rl.batch import Batch
+from braidrl.trainer.rl.batch import StepBatch
 from braidrl.trainer.rl.components import component_loss, reduce_metrics
 from braidrl.trainer.rl.objective import RLObjective
 from braidrl.trainer.rl.preparation import prepare
@@ -55,7 +55,7 @@ def trainer_config(config: dict) -> TrainerConfig:
 
 
 def train(
-    batch: Batch, config: TrainerConfig, x: list[torch.Tensor], max_tokens: int, world_size: int = 1
+    batch: StepBatch, config: TrainerConfig, x: list[torch.Tensor], max_tokens: int, world_size: int = 1
 ) -> tuple[torch.Tensor, dict[str, float]]:
     """The loss of a batch whose policy says `x` (with a leading entry for the prompt)."""
     objective, loss, sums = RLObjective.of(config), torch.zeros(()), {}
@@ -99,7 +99,7 @@ def test_pipeline_vectors(worked_cases, max_tokens, world_size, dtype, tolerance
 
 def random_batch(
     seed: int, config: TrainerConfig, sizes: tuple[int, ...] = (3, 7, 1, 5, 4)
-) -> tuple[Batch, list[torch.Tensor]]:
+) -> tuple[StepBatch, list[torch.Tensor]]:
     rng = np.random.default_rng(seed)
     draw = lambda size: stream(rng.normal(-1, 0.3, size))
     samples = [
@@ -148,7 +148,7 @@ def test_opsm_leaves_regularisers_and_denominator():
     config = trainer_config_of(opsm={"delta": 0.0}, entropy_coef=0.5)
     batch, x = random_batch(2, config)
     far = [torch.full_like(row, -9.0).requires_grad_() for row in x]
-    negative = Batch([with_advantage(sample, -1.0) for sample in batch.samples], batch.extra)
+    negative = StepBatch([with_advantage(sample, -1.0) for sample in batch.samples], batch.extra)
     loss, metrics = train(negative, config, far, 100)
     assert metrics["opsm_clipfrac"] == 1 and metrics["tokens/rl"] == 20
     assert loss.item() == pytest.approx(-0.5)

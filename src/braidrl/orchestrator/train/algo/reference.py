@@ -47,13 +47,13 @@ Scored = list[dict[str, _Entry] | None]
 """vLLM's `prompt_logprobs`: for each token (None for the first) its own entry and likely others', by id."""
 
 
-class _Choice(msgspec.Struct):
+class _ScoringChoice(msgspec.Struct):
     prompt_logprobs: Scored | None = None
 
 
-class _Answer(msgspec.Struct):
+class _ScoringAnswer(msgspec.Struct):
     prompt_logprobs: Scored | None = None
-    choices: list[_Choice] = []
+    choices: list[_ScoringChoice] = []
 
 
 class Reference:
@@ -167,7 +167,7 @@ class Reference:
             raise ScoringError(
                 f"{self} refused to score {len(token_ids)} tokens: status {status}, {_text(answer)}"
             )
-        decoded = self._decode(answer, _Answer)
+        decoded = self._decode(answer, _ScoringAnswer)
         scored = decoded.prompt_logprobs or next((c.prompt_logprobs for c in decoded.choices), None)
         if scored is None:
             raise ScoringError(

@@ -80,7 +80,7 @@ SamplerConfigT = TypeVar("SamplerConfigT", bound=BaseSamplerConfig)
 GateConfigT = TypeVar("GateConfigT", bound=BaseGateConfig)
 
 
-class Part:
+class Stateful:
     """What samplers and gates have in common: state and metrics."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -95,7 +95,7 @@ class Part:
         return {}
 
 
-class TaskSampler(Part, ABC, Generic[SamplerConfigT]):
+class TaskSampler(Stateful, ABC, Generic[SamplerConfigT]):
     """Chooses the tasks of one training source and observes what became of them.
 
     Args:
@@ -129,7 +129,7 @@ class TaskSampler(Part, ABC, Generic[SamplerConfigT]):
         return random.Random(f"{self.seed}/{number}")
 
 
-class AdmissionGate(Part, ABC, Generic[GateConfigT]):
+class AdmissionGate(Stateful, ABC, Generic[GateConfigT]):
     """Decides which finished groups of one training source may train."""
 
     def __init__(self, config: GateConfigT) -> None:

@@ -27,7 +27,7 @@ def between(reward: float, above: float | None, below: float | None) -> bool:
 
 
 @dataclass(frozen=True)
-class Latest:
+class LatestGroup:
     """What the latest group of a task got."""
 
     group: str | None
@@ -48,7 +48,7 @@ class LatestRewards:
 
     def __init__(self, limit: int | None = None) -> None:
         self.limit = limit
-        self._latest: dict[int, Latest] = {}
+        self._latest: dict[int, LatestGroup] = {}
 
     def observe(self, group: Sequence[Episode]) -> tuple[int, float] | None:
         """Take in a group; returns the number of its task and what that got by now, or None if it has no reward."""
@@ -59,7 +59,7 @@ class LatestRewards:
         before = self._latest.pop(number, None)
         if before is not None and before.group == group_id is not None:
             rewards += [before.mean] * before.count
-        latest = self._latest[number] = Latest(group_id, statistics.fmean(rewards), len(rewards))
+        latest = self._latest[number] = LatestGroup(group_id, statistics.fmean(rewards), len(rewards))
         if self.limit is not None and len(self._latest) > self.limit:
             del self._latest[next(iter(self._latest))]
         return number, latest.mean
@@ -74,7 +74,7 @@ class LatestRewards:
 
     def load(self, state: Iterable[Any]) -> None:
         """Restore `state`."""
-        self._latest = {number: Latest(group, mean, count) for number, group, mean, count in state}
+        self._latest = {number: LatestGroup(group, mean, count) for number, group, mean, count in state}
 
 
 def task_number(group: Sequence[Episode]) -> int | None:

@@ -8,7 +8,7 @@ from torch import Tensor
 from braidrl.trainer.rl.loss import MAX_LOG_RATIO, LossInputs, mean
 
 
-class Change(NamedTuple):
+class LogRatio(NamedTuple):
     """x - old at the members where it is finite."""
 
     tokens: Tensor
@@ -21,7 +21,7 @@ class Change(NamedTuple):
     """`approx_kl` and `nan_ratio`."""
 
 
-def change_from_old(inputs: LossInputs) -> Change:
+def change_from_old(inputs: LossInputs) -> LogRatio:
     """How far the policy is from the one at the start of the step. Raises `ValueError` without `old_logprobs`."""
     if inputs.old_logprobs is None:
         raise ValueError(
@@ -34,7 +34,7 @@ def change_from_old(inputs: LossInputs) -> Change:
     clamped = change.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     usual = difference.abs() <= MAX_LOG_RATIO
     metrics = {"approx_kl": mean(-clamped, len(member)), "nan_ratio": mean(~usual)}
-    return Change(tokens, clamped, len(member), metrics)
+    return LogRatio(tokens, clamped, len(member), metrics)
 
 
 def clipped_gain(ratio: Tensor, advantages: Tensor, low: float, high: float) -> tuple[Tensor, Tensor]:

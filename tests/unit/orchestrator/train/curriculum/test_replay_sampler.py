@@ -78,7 +78,7 @@ def test_the_buffer_is_bounded_and_the_oldest_makes_room() -> None:
 
 def test_how_often_is_a_probability() -> None:
     played = curriculum(endless(), probability=0.25, capacity=1000)
-    for number in range(100):
+    for number in range(400):
         play(played, number, 0.5)
     draw(played, 1000)
     assert played.metrics()["replayed"] == pytest.approx(250, abs=5 * (1000 * 0.25 * 0.75) ** 0.5)
