@@ -11,7 +11,7 @@ import pytest
 from braidrl.monitors.record import outcome, read_record
 from tests.support.runs import Launch, process_ids, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 # Each step is a checkpoint, and a server that dies is not restarted.
 FLAGS = ("--checkpoint.interval", "1", "--inference.max_restarts", "0")

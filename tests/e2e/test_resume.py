@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 from tests.support.accounts import check_accounts
 from tests.support.runs import Launch, process_ids, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STEPS = 12
 # Which requests share a batch changes the sampler's log-probs by rounding. AdamW divides by the size of a

@@ -31,7 +31,10 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
     (site,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (site / "linked.pth").write_text(f"{linked}\n")
     commands = folder / "venv" / "bin"
-    pip = [str(commands / "python"), "-m", "pip", "install", "--no-index", "--quiet", str(wheel)]
-    done = subprocess.run(pip, capture_output=True, text=True, timeout=120)
+    pip = [str(commands / "python"), "-m", "pip", "--quiet"]
+    # Python 3.11 puts an old setuptools into a new environment, which would hide the linked one.
+    subprocess.run([*pip, "uninstall", "--yes", "setuptools"], check=True, capture_output=True, timeout=120)
+    install = [*pip, "install", "--no-index", str(wheel)]
+    done = subprocess.run(install, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     return commands

@@ -27,6 +27,7 @@ class WorkerTask(vf.Task[WorkerData]):
         """Number of the process."""
         if self.data.behaviour == "dies":
             print("I am about to die", file=sys.stderr, flush=True)
+            time.sleep(1)  # the socket's own thread sends the turn that was sampled
             os._exit(7)
         if self.data.behaviour == "blocks":
             time.sleep(600)
