@@ -1,4 +1,4 @@
-"""Records of a run: metrics, live state, start and end, machine and packages.
+"""Records of a run: metrics, live state, launches and their outcome, machine and package versions.
 
 Imports `utils` and `configs`.
 Start with `metrics.py` and `record.py`.

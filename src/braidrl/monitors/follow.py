@@ -1,4 +1,4 @@
-"""Reading metrics while somebody writes them."""
+"""Readers of metrics files that another process is appending to."""
 
 from pathlib import Path
 from typing import Any
@@ -6,19 +6,21 @@ from typing import Any
 import msgspec
 
 TAIL_BYTES = 1 << 16
-"""How much of a file's end is read first to find its last line."""
+"""Number of bytes first read from the end of a file to find its last line."""
 
 
 class Follower:
-    """Reads the complete lines that were appended to a JSONL file since the last call."""
+    """Incremental reader of a JSONL file: each call returns the lines appended since the previous one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
 
     def read(self) -> list[dict[str, Any]]:
-        """New rows; a line that is not finished yet waits for the next call. A file that became shorter, as when a run
-        is resumed from an earlier step, is read from its start."""
+        """Return the new complete lines. An unfinished last line is returned by a later call.
+
+        A file that became shorter, for example because the run resumed from an earlier step, is read from the start.
+        """
         if not self.path.is_file():
             return []
         with self.path.open("rb") as file:
@@ -32,7 +34,7 @@ class Follower:
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
-    """The last complete line of a JSONL file, however long the file is; None where there is none."""
+    """Return the last complete line of a JSONL file without reading all of it, or None if there is none."""
     if not path.is_file():
         return None
     with path.open("rb") as file:
@@ -40,6 +42,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
         length = min(size, TAIL_BYTES)
         while True:
             file.seek(size - length)
+            # The last piece is empty or an unfinished line. The first may be cut off, so at least two are required.
             lines = file.read(length).split(b"\n")[:-1]
             if len(lines) > 1 or length == size:
                 return msgspec.json.decode(lines[-1]) if lines and lines[-1] else None

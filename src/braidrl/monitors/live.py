@@ -1,4 +1,4 @@
-"""What a run does right now: a small file that the orchestrator writes again every second."""
+"""Live state of a running job: a small file that the orchestrator rewrites every second."""
 
 import time
 from pathlib import Path
@@ -8,50 +8,50 @@ import msgspec
 from braidrl.utils.publish import staging_path
 
 FRESH_SECONDS = 15.0
-"""An older state says nothing about now."""
+"""Maximum age of a state that is still considered current."""
 
 
 class LiveState(msgspec.Struct, frozen=True):
-    """Queues, and who waits for what."""
+    """Queue sizes of the orchestrator and the reason why it waits."""
 
     time: float
-    """When this was written, in seconds since 1970."""
+    """Time of writing, in seconds since the epoch."""
     step: int
-    """Whose batch is being collected."""
+    """Step whose batch is being collected."""
     version: int
     """Policy version that inference serves."""
     idle: float
-    """Seconds since something moved last."""
+    """Seconds since the last progress."""
     episodes: int
-    """Training episodes in flight ..."""
+    """Number of training episodes in flight."""
     most_episodes: int
-    """... and how many may be."""
+    """Maximum number of training episodes in flight."""
     buffered: int
-    """Finished traces that wait for a batch."""
+    """Number of finished traces buffered for a batch."""
     calls: int
-    """Model calls in flight ..."""
+    """Number of model calls in flight, including `calls_waiting`."""
     calls_waiting: int
-    """... of which so many wait for a replica to take them."""
+    """Number of model calls waiting for a replica."""
     evaluating: int
-    """Evaluation episodes in flight."""
+    """Number of evaluation episodes in flight."""
     waits: str
-    """What the orchestrator waits for, in words."""
+    """Description of what the orchestrator is waiting for."""
 
     @property
     def fresh(self) -> bool:
-        """Whether this is about now."""
+        """True if the state is recent enough to describe the present."""
         return time.time() - self.time < FRESH_SECONDS
 
 
 def write_live(path: Path, state: LiveState) -> None:
-    """Replace the state at `path`; a reader sees the one before or this one. (It need not survive a crash.)"""
+    """Replace the state at `path` atomically. There is no fsync: the state need not survive a crash."""
     staging = staging_path(path)
     staging.write_bytes(msgspec.json.encode(state))
     staging.replace(path)
 
 
 def read_live(path: Path) -> LiveState | None:
-    """The state at `path`; None where there is none, or one that this version does not understand."""
+    """Return the state at `path`, or None if it is missing or was written by an incompatible version."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LiveState)
     except (OSError, msgspec.MsgspecError):

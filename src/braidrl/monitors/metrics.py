@@ -1,5 +1,4 @@
-"""Metrics as JSON lines: one line a step, floats written exactly (as decimals that read back equal),
-and what their names mean."""
+"""Metrics as JSON lines: one line per step, floats written so that they read back exactly."""
 
 import json
 import math
@@ -9,18 +8,18 @@ from pathlib import Path
 from braidrl.utils.publish import publish_bytes
 
 NONFINITE = "nonfinite_metrics"
-"""Key that counts the values of a line which were NaN or infinite; such a value is written as null."""
+"""Key with the number of NaN or infinite values in a line. These values are written as null."""
 
 
 class MetricsWriter:
-    """Appends one line a step, `{"step": n, name: value, ...}`, which a reader sees at once."""
+    """Writer of one line per step, `{"step": n, name: value, ...}`, visible to readers immediately."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append the metrics of one step. JSON has no NaN: a non-finite value becomes null and is counted."""
+        """Append the metrics of one step. JSON has no NaN, so non-finite values are written as null and counted."""
         values = {name: float(value) for name, value in metrics.items()}
         line: dict[str, float | None] = {"step": step}
         line |= {name: value if math.isfinite(value) else None for name, value in values.items()}
@@ -30,15 +29,15 @@ class MetricsWriter:
             file.write(json.dumps(line, allow_nan=False) + "\n")
 
     def truncate_after(self, step: int) -> None:
-        """Drop the lines of later steps (and a torn last line), so that a resumed run logs each step once."""
+        """Remove the lines of later steps and a torn last line, so that a resumed run logs each step once."""
         kept = [line for line in read_metrics(self.path) if (line["step"] or 0) <= step]
         publish_bytes(self.path, "".join(json.dumps(line) + "\n" for line in kept).encode())
 
 
 def read_metrics(path: Path) -> list[dict[str, float | None]]:
-    """The lines of a metrics file in order; none when there is no file, and no last line that lacks its end.
+    """Return the lines of a metrics file in order, without an unfinished last line. Empty if there is no file.
 
-    Raises `ValueError` when any other line is not JSON.
+    Raises `ValueError` if any other line is not JSON.
     """
     if not path.is_file():
         return []
@@ -55,7 +54,7 @@ def read_metrics(path: Path) -> list[dict[str, float | None]]:
 
 
 def source_of(process: str, name: str) -> str | None:
-    """The source whose mean reward a metric of `orchestrator` or `eval` is; None: it is something else."""
+    """Return the source if a metric of `orchestrator` or `eval` is the mean reward of a source, otherwise None."""
     prefix, suffix = ("eval/", "/reward/mean") if process == "eval" else ("reward/", "/mean")
     if process == "trainer" or not (name.startswith(prefix) and name.endswith(suffix)):
         return None

@@ -1,4 +1,4 @@
-"""The record of a run: who launched it, where, when, with what, and how it ended (`run.json`)."""
+"""Record of a run (`run.json`): command, machine, versions and outcome of every launch."""
 
 import os
 import platform
@@ -19,58 +19,58 @@ from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 
 SILENT_SECONDS = 120.0
-"""A run on another machine is taken for dead when its folder has not moved for so long."""
+"""Seconds without a change in the run folder after which a run on another machine counts as killed."""
 
 
 class Launch(msgspec.Struct):
-    """One time that the run was started, or continued."""
+    """One start or resumption of the run."""
 
     command: list[str]
-    """The command line."""
+    """Command line."""
     folder: str
-    """The working directory."""
+    """Working directory."""
     host: str
     pid: int
-    """The launcher."""
+    """Process id of the launcher."""
     born: int | None
-    """When the kernel started it, in its own ticks: tells it from a later process of that number."""
+    """Start time of the launcher in kernel ticks. Distinguishes it from a later process with the same id."""
     after: int
-    """The step that it continued after; 0: from the start."""
+    """Last step before the launch; 0 if it started from the beginning."""
     started: float
-    """Seconds since 1970."""
+    """Seconds since the epoch."""
     surroundings: Surroundings
     repositories: list[Repository]
     status: Literal["running", "done", "failed", "interrupted"] = "running"
-    """As its launcher wrote it last: one that was killed could not say so (`outcome` finds out)."""
+    """Status last written by the launcher. It stays `running` if the launcher was killed; use `outcome`."""
     ended: float | None = None
     error: str | None = None
-    """What failed, and how."""
+    """First line of the error."""
 
 
 class RunRecord(msgspec.Struct):
-    """`run.json`."""
+    """Content of `run.json`."""
 
     launches: list[Launch]
-    """Oldest first."""
+    """Launches, oldest first."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a run."""
+    """State of a run's last launch."""
 
     status: Literal["running", "done", "failed", "interrupted", "killed", "unknown"]
-    """`killed`: its launcher is gone and could not say how it ended; `unknown`: the folder has no record."""
+    """`killed`: the launcher is gone without recording an end. `unknown`: the folder has no record."""
     error: str | None = None
     ended: float | None = None
-    """Of a killed run, when its folder moved last."""
+    """Time of the end; for a killed run, time of its last sign of life."""
 
 
 @contextmanager
 def recorded(run: RunFolder, after: int = 0) -> Iterator[None]:
-    """Record in `run` what happens inside: that it runs, and then how it ended. SIGTERM interrupts it.
+    """Record the start and the outcome of the body in `run`. SIGTERM raises `Terminated` in the body.
 
     Args:
-        after: the step that it continues after.
+        after: last step before this launch, 0 for a new run.
     """
     launch = _launch(after)
     launches = [*read_record(run), launch]
@@ -86,7 +86,7 @@ def recorded(run: RunFolder, after: int = 0) -> Iterator[None]:
             yield
         except BaseException as error:
             launch.status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
-            launch.error = None if launch.status == "interrupted" else _first_words(error)
+            launch.error = None if launch.status == "interrupted" else _first_line(error)
             raise
         else:
             launch.status = "done"
@@ -96,22 +96,22 @@ def recorded(run: RunFolder, after: int = 0) -> Iterator[None]:
 
 
 def read_record(run: RunFolder) -> list[Launch]:
-    """The launches of a run, oldest first; none where it has no record.
+    """Return the launches of a run, oldest first. Empty if the run has no record.
 
-    Raises `ValueError` where there is one that cannot be read.
+    Raises `ValueError` if the record cannot be read.
     """
     if not run.record.is_file():
         return []
     try:
         return msgspec.json.decode(run.record.read_bytes(), type=RunRecord).launches
     except msgspec.MsgspecError as error:
-        raise ValueError(f"{run.record} is no record of a run: {error}; remove it or restore it") from None
+        raise ValueError(f"{run.record} is not a run record: {error}; remove or restore it") from None
 
 
 def outcome(run: RunFolder) -> Outcome:
-    """What became of a run's last launch, also where its launcher could not say so.
+    """Return the state of a run's last launch, even if its launcher was killed.
 
-    On its own machine the launcher's process is looked for; elsewhere the age of the folder's heartbeat decides.
+    On the same machine this checks the launcher's process. For other machines the age of the live state decides.
     """
     launches = read_record(run)
     if not launches:
@@ -119,13 +119,13 @@ def outcome(run: RunFolder) -> Outcome:
     last = launches[-1]
     if last.status != "running":
         return Outcome(last.status, last.error, last.ended)
-    moved = _moved(run)
-    alive = _born(last.pid) is not None if last.host == platform.node() else None
+    heartbeat = _last_heartbeat(run)
+    alive = _start_ticks(last.pid) is not None if last.host == platform.node() else None
     if alive and last.born is not None:
-        alive = _born(last.pid) == last.born
+        alive = _start_ticks(last.pid) == last.born
     if alive is None:
-        alive = time.time() - moved < SILENT_SECONDS
-    return Outcome("running") if alive else Outcome("killed", ended=moved)
+        alive = time.time() - heartbeat < SILENT_SECONDS
+    return Outcome("running") if alive else Outcome("killed", ended=heartbeat)
 
 
 def _launch(after: int) -> Launch:
@@ -134,7 +134,7 @@ def _launch(after: int) -> Launch:
         folder=str(Path.cwd()),
         host=platform.node(),
         pid=os.getpid(),
-        born=_born(os.getpid()),
+        born=_start_ticks(os.getpid()),
         after=after,
         started=time.time(),
         surroundings=Surroundings.found(),
@@ -142,28 +142,29 @@ def _launch(after: int) -> Launch:
     )
 
 
-def _first_words(error: BaseException) -> str:
-    """What failed, without the lines of its log that follow."""
+def _first_line(error: BaseException) -> str:
+    """Return the first line of an error, without the log lines quoted after it."""
     line = (str(error).strip() or type(error).__name__).splitlines()[0]
     return line.partition("; last lines")[0]
 
 
-def _moved(run: RunFolder) -> float:
-    """When the run last gave a sign of life, in seconds since 1970."""
+def _last_heartbeat(run: RunFolder) -> float:
+    """Return the time of the run's last sign of life, in seconds since the epoch."""
     live = read_live(run.live)
     return max(run.record.stat().st_mtime, live.time if live is not None else 0.0)
 
 
-def _born(pid: int) -> int | None:
-    """Start of a process in the kernel's ticks (0 where the system does not tell); None: there is none."""
+def _start_ticks(pid: int) -> int | None:
+    """Return the start time of a process in kernel ticks, 0 on systems without /proc, or None if it does not exist."""
     stat = Path(f"/proc/{pid}/stat")
     if Path("/proc/self/stat").exists():
         try:
+            # Field 22 is starttime. The command (field 2) may contain spaces and parentheses, so split after it.
             return int(stat.read_text().rpartition(")")[2].split()[19])
         except (OSError, IndexError):
             return None
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 only checks that the process exists
     except ProcessLookupError:
         return None
     except PermissionError:

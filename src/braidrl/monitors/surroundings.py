@@ -1,4 +1,4 @@
-"""What a run stands on: machine, versions, and the state of the code."""
+"""Provenance of a run: machine, versions, and state of the code."""
 
 import os
 import platform
@@ -14,7 +14,7 @@ import msgspec
 from braidrl.utils.process import available_cores
 
 DEADLINE = 5.0
-"""Longest wait for git or nvidia-smi, in seconds."""
+"""Timeout of git and nvidia-smi, in seconds."""
 
 VARIABLES = (
     "BRAID_",
@@ -28,23 +28,23 @@ VARIABLES = (
     "RAY_",
     "VLLM_",
 )
-"""Beginnings of the environment variables that are recorded ..."""
+"""Prefixes of the environment variables that are recorded."""
 SECRETS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL")
-"""... unless one of these is in their names."""
+"""Substrings of names of environment variables that are never recorded."""
 
 
 class Surroundings(msgspec.Struct):
-    """The machine and the versions of what runs on it."""
+    """Machine and software versions."""
 
     braidrl: str
     python: str
     platform: str
     cores: int
-    """That the launcher may use."""
+    """Number of cores that the launcher may use."""
     gpus: list[str]
-    """Name, memory and driver of each, as nvidia-smi tells them."""
+    """Name, memory and driver of each GPU, as reported by nvidia-smi."""
     variables: dict[str, str]
-    """Environment variables that change how things run; none that looks like a secret."""
+    """Environment variables that affect the run, without those that look like secrets."""
 
     @classmethod
     def found(cls) -> Self:
@@ -59,28 +59,28 @@ class Surroundings(msgspec.Struct):
 
 
 class Repository(msgspec.Struct):
-    """A git checkout that the run's code comes from."""
+    """Git checkout with code of the run."""
 
     path: str
     commit: str
     branch: str
-    """`HEAD` where none is checked out."""
+    """Branch name; `HEAD` if none is checked out."""
     dirty: bool
-    """Whether tracked files differ from the commit."""
+    """True if tracked files differ from the commit."""
 
     @classmethod
     def found(cls) -> list[Self]:
-        """Those of the working directory and of Braid itself, where they are checkouts; one if it is the same."""
+        """Return the checkouts of the working directory and of Braid, without duplicates and non-checkouts."""
         folders = (Path.cwd(), Path(__file__).parent)
         tops = dict.fromkeys(
-            _ask("git", "-C", str(folder), "rev-parse", "--show-toplevel") for folder in folders
+            _output_of("git", "-C", str(folder), "rev-parse", "--show-toplevel") for folder in folders
         )
         return [cls._at(top) for top in tops if top]
 
     @classmethod
     def _at(cls, top: str) -> Self:
         def git(*args: str) -> str:
-            return _ask("git", "-C", top, *args) or ""
+            return _output_of("git", "-C", top, *args) or ""
 
         return cls(
             path=top,
@@ -91,7 +91,7 @@ class Repository(msgspec.Struct):
 
 
 def packages() -> str:
-    """Every installed package with its version, a line each, in the form of a pip constraints file."""
+    """Return all installed packages and their versions as a pip constraints file."""
     found = {each.metadata["Name"]: each.version for each in distributions()}
     return "".join(f"{name}=={found[name]}\n" for name in sorted(filter(None, found), key=str.lower))
 
@@ -105,12 +105,12 @@ def _variables() -> dict[str, str]:
 
 
 def _gpus() -> Iterator[str]:
-    answer = _ask("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
-    yield from (answer or "").splitlines()
+    output = _output_of("nvidia-smi", "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader")
+    yield from (output or "").splitlines()
 
 
-def _ask(*command: str) -> str | None:
-    """What a program answers; None where there is no such program, or it fails or takes too long."""
+def _output_of(*command: str) -> str | None:
+    """Return the output of a program, or None if it is missing, fails or exceeds `DEADLINE`."""
     if shutil.which(command[0]) is None:
         return None
     try:

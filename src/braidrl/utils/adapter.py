@@ -1,4 +1,4 @@
-"""What a peft folder says of its low-rank adapter, as far as more than one room needs it."""
+"""Settings of low-rank adapters in peft folders, shared by trainer and inference."""
 
 import json
 import math
@@ -8,46 +8,49 @@ from typing import Any
 SETTINGS, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 PREFIX = "base_model.model."
-"""Before the name of a module in an adapter's tensors: `base_model.model.NAME.lora_A.weight`."""
+"""Prefix of module names in an adapter's tensors: `base_model.model.NAME.lora_A.weight`."""
 
 EXTENSIONS = (
     *("alpha_pattern", "rank_pattern", "modules_to_save", "layer_replication", "target_parameters"),
     *("trainable_token_indices", "alora_invocation_tokens", "fan_in_fan_out", "lora_bias", "arrow_config"),
     *("use_dora", "use_qalora", "use_bdlora", "monteclora_config", "velora_config", "kasa_config"),
 )
-"""Settings that make an adapter compute something else than W x + scale * B A x."""
+"""Settings with which an adapter no longer computes W x + scale * B A x."""
 PLAIN_STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Ways to initialise an adapter that leave the model's own weights as they are."""
+"""Values of `init_lora_weights` that leave the weights of the base model unchanged."""
 
 
 def is_adapter(folder: Path) -> bool:
-    """Whether a folder holds an adapter, and not a whole model."""
+    """Return True if a folder contains an adapter rather than a whole model."""
     return (folder / SETTINGS).is_file()
 
 
 def adapter_settings(folder: Path) -> dict[str, Any]:
-    """The settings of a plain LoRA adapter. Raises `ValueError` for a folder without one, and for any other kind."""
+    """Return the settings of a plain LoRA adapter.
+
+    Raises `ValueError` for a folder without a readable adapter and for any other kind of adapter.
+    """
     try:
         settings = json.loads((folder / SETTINGS).read_text())
     except (OSError, json.JSONDecodeError) as error:
         raise ValueError(
-            f"{folder} holds no adapter that could be read ({error}); a peft folder with {SETTINGS} and {TENSORS} is "
-            "required"
+            f"cannot read an adapter in {folder}: {error}; a peft folder with {SETTINGS} and {TENSORS} is required"
         ) from error
     kind = settings.get("peft_type")
-    strange = [f"{name} = {settings[name]}" for name in EXTENSIONS if settings.get(name)]
+    unsupported = [f"{name} = {settings[name]}" for name in EXTENSIONS if settings.get(name)]
     for name, plain in (("bias", (None, "none")), ("init_lora_weights", PLAIN_STARTS)):
         if settings.get(name) not in plain:
-            strange.append(f"{name} = {settings[name]!r}")
-    if kind != "LORA" or strange:
+            unsupported.append(f"{name} = {settings[name]!r}")
+    if kind != "LORA" or unsupported:
         raise ValueError(
-            f"{folder} holds an adapter with {', '.join([f'peft_type = {kind!r}', *strange])}; only plain LoRA is "
-            "trained and served: merge this one into the model (merge_and_unload of peft), and name that as the model"
+            f"unsupported adapter in {folder}: {', '.join([f'peft_type = {kind!r}', *unsupported])}; only plain LoRA "
+            "can be trained and served; merge the adapter into its model (merge_and_unload of peft) and use the merged "
+            "model"
         )
     return settings
 
 
 def adapter_scale(settings: dict[str, Any]) -> float:
-    """What B A is multiplied by."""
+    """Return the factor of B A: alpha / rank, or alpha / sqrt(rank) with rank-stabilised LoRA."""
     rank = settings["r"]
     return settings["lora_alpha"] / (math.sqrt(rank) if settings.get("use_rslora") else rank)

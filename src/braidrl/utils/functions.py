@@ -1,6 +1,6 @@
-"""Functions of the user's own, named in a configuration: `my_module.function`, or `path/to/file.py:function`.
+"""User functions named in a config as `my_module.function` or `path/to/file.py:function`.
 
-Modules are looked for in the current directory, too, as `python -m` does.
+Modules are also searched in the current directory, as with `python -m`.
 """
 
 import ast
@@ -19,41 +19,41 @@ from pydantic import BaseModel
 from braidrl.configs.core.errors import ConfigError
 
 FUNCTION_KEYS = {"import_path", "kwargs"}
-"""A block of a configuration that has both names a function."""
+"""Keys of a config block that names a function."""
 
 
 def check_functions(config: BaseModel, prefix: str = "") -> None:
-    """Raise `ConfigError` for the first function of a configuration that does not exist; nothing is imported.
+    """Raise `ConfigError` for the first function in a config that does not exist, without importing anything.
 
-    `prefix` leads the path of the key.
+    `prefix` is prepended to the key that the error reports.
     """
     for path, block in _blocks(config, prefix):
-        named = block.model_dump(include=FUNCTION_KEYS)
-        if named.keys() == FUNCTION_KEYS:
+        values = block.model_dump(include=FUNCTION_KEYS)
+        if values.keys() == FUNCTION_KEYS:
             try:
-                find_function(named["import_path"])
+                find_function(values["import_path"])
             except ValueError as error:
                 raise ConfigError(f"{path}import_path", str(error)) from None
 
 
 def find_function(import_path: str) -> None:
-    """Raise `ValueError` unless a module is there and binds the name, as far as its text tells; nothing is imported.
+    """Raise `ValueError` unless the module exists and its source defines the name. Nothing is imported.
 
-    What only running it can tell is taken to be right: attributes of a class, names that come by `import *`, and
-    modules that are not Python text.
+    Names that only an import could resolve are accepted: attributes of a class, names from `import *`, and names in
+    modules without Python source.
     """
     source, name = _locate(import_path)
     if source is None:
         return
-    known = _names(source)
-    if known is not None and name not in known:
-        nearest = get_close_matches(name, known, n=1)
+    defined = _top_level_names(source)
+    if defined is not None and name not in defined:
+        nearest = get_close_matches(name, defined, n=1)
         hint = f"; did you mean {nearest[0]!r}?" if nearest else ""
-        raise ValueError(f"{import_path!r}: {source} defines no {name!r}{hint}")
+        raise ValueError(f"{import_path!r}: {source} does not define {name!r}{hint}")
 
 
 def load_function(import_path: str) -> Callable[..., Any]:
-    """Import it. Raises `ValueError` when it cannot be imported or called."""
+    """Import and return a function. Raises `ValueError` if it cannot be imported or is not callable."""
     search_here()
     try:
         function = _import(import_path)
@@ -63,12 +63,12 @@ def load_function(import_path: str) -> Callable[..., Any]:
             f"the Python path, or path/to/file.py:function"
         ) from error
     if not callable(function):
-        raise ValueError(f"{import_path!r} is {function!r}, which is no function")
+        raise ValueError(f"{import_path!r} is {function!r}; a callable is required")
     return function
 
 
 def search_here() -> None:
-    """Let modules of the current directory be imported, too."""
+    """Add the current directory to the module search path, after all other entries."""
     if not {"", str(Path.cwd())} & set(sys.path):
         sys.path.append(str(Path.cwd()))
 
@@ -79,14 +79,14 @@ def _import(import_path: str) -> Any:
         return pkgutil.resolve_name(import_path)
     spec = importlib.util.spec_from_file_location(Path(file).stem, file)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{file} is no Python file")
+        raise ImportError(f"{file} is not a Python file")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)
 
 
 def _blocks(config: BaseModel, path: str) -> Iterator[tuple[str, BaseModel]]:
-    """Every block with the dotted path that leads its keys."""
+    """Yield every block of a config with the prefix of its keys (empty, or ending in a dot)."""
     yield path, config
     for name in type(config).model_fields:
         value = getattr(config, name)
@@ -99,41 +99,41 @@ def _blocks(config: BaseModel, path: str) -> Iterator[tuple[str, BaseModel]]:
 
 
 def _locate(import_path: str) -> tuple[Path | None, str]:
-    """(the file that should bind a name, that name); no file where the module has no Python text."""
+    """Return (source file, name to look up in it). The file is None if the module has no Python source."""
     file, _, name = import_path.rpartition(":")
     if file.endswith(".py"):
         if not Path(file).is_file():
             raise ValueError(f"{import_path!r}: there is no file {Path(file).absolute()}")
         return Path(file), name
-    words = import_path.replace(":", ".").split(".")
+    parts = import_path.replace(":", ".").split(".")
     spec, depth = None, 0
-    while depth < len(words) and (found := _find(words[depth], spec)) is not None:
+    while depth < len(parts) and (found := _find(parts[depth], spec)) is not None:
         spec, depth = found, depth + 1
     if spec is None:
         raise ValueError(
-            f"{import_path!r}: there is no module {words[0]!r} in {Path.cwd()} or on the Python path; run from the "
-            f"folder that holds it, or give path/to/file.py:function"
+            f"{import_path!r}: there is no module {parts[0]!r} in {Path.cwd()} or on the Python path; run from the "
+            f"folder that contains it, or give path/to/file.py:function"
         )
-    if depth == len(words):
+    if depth == len(parts):
         raise ValueError(f"{import_path!r} is a module; name a function in it")
-    if spec.origin is None:  # a folder without __init__.py
-        raise ValueError(f"{import_path!r}: there is no module {words[depth]!r} in {'.'.join(words[:depth])}")
-    return (Path(spec.origin) if spec.origin.endswith(".py") else None), words[depth]
+    if spec.origin is None:  # namespace package: a folder without __init__.py
+        raise ValueError(f"{import_path!r}: there is no module {parts[depth]!r} in {'.'.join(parts[:depth])}")
+    return (Path(spec.origin) if spec.origin.endswith(".py") else None), parts[depth]
 
 
 def _find(name: str, parent: ModuleSpec | None) -> ModuleSpec | None:
-    """A module of `parent`, or one that stands alone."""
+    """Return the spec of a submodule of `parent`, or of a top-level module if `parent` is None."""
     if parent is not None:
         folders = parent.submodule_search_locations
         return None if folders is None else PathFinder.find_spec(name, list(folders))
     specs = [PathFinder.find_spec(name, [str(Path.cwd()), *sys.path])]
     specs += [finder.find_spec(name, None) for finder in sys.meta_path]
-    # a folder without __init__.py is the last resort, as it is when Python imports
+    # Prefer a real module to a namespace package (no origin), as Python's import does.
     return min((spec for spec in specs if spec), key=lambda spec: spec.origin is None, default=None)
 
 
-def _names(source: Path) -> set[str] | None:
-    """What a module binds at its top level; None where its text alone does not tell."""
+def _top_level_names(source: Path) -> set[str] | None:
+    """Return the names bound at the top level of a module, or None if they cannot be determined statically."""
     text = source.read_text(encoding="utf-8")
     try:
         statements = ast.walk(ast.parse(text))

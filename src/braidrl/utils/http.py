@@ -1,18 +1,18 @@
-"""Calls to servers: retries until a deadline, and API keys, which come from environment variables alone."""
+"""HTTP client helpers: retries with backoff, and API keys, which are read only from environment variables."""
 
 import asyncio
 import os
 
 BACKOFF = 0.1
-"""Seconds before the first retry; doubled before each further one."""
+"""Seconds to wait before the first retry; doubles with each further retry."""
 MAX_BACKOFF = 2.0
-"""Longest pause between two tries, in seconds."""
+"""Maximum number of seconds between two attempts."""
 RETRIED = (429, 502, 503, 504)
-"""Statuses of a server that is busy or starting."""
+"""HTTP status codes that are retried: the server is busy or starting."""
 
 
 class Backoff:
-    """Growing pauses until a deadline."""
+    """Exponential backoff with a deadline."""
 
     def __init__(self, timeout: float) -> None:
         self.deadline = asyncio.get_running_loop().time() + timeout
@@ -23,7 +23,7 @@ class Backoff:
         return self.deadline - asyncio.get_running_loop().time()
 
     async def sleep(self) -> bool:
-        """Pause; False when the deadline has come."""
+        """Wait before the next attempt. Return False if the deadline has passed."""
         if self.remaining <= 0:
             return False
         await asyncio.sleep(max(0.0, min(self.pause, self.remaining)))
@@ -32,14 +32,14 @@ class Backoff:
 
 
 def describe(error: BaseException) -> str:
-    """An exception in words; some have none of their own."""
+    """Return the message of an exception, or its class name if the message is empty."""
     return str(error) or type(error).__name__
 
 
 def read_api_key(variable: str | None, owner: str) -> str | None:
-    """The key that `variable` holds; None where none is named.
+    """Return the API key in the environment variable `variable`, or None if no variable is configured.
 
-    Raises `ValueError` when it is named but not set; `owner` says whose `api_key_var` it is.
+    Raises `ValueError` if the variable is not set. `owner` is the config block of `api_key_var`, for the error.
     """
     if variable is None:
         return None
@@ -51,5 +51,5 @@ def read_api_key(variable: str | None, owner: str) -> str | None:
 
 
 def bearer(key: str | None) -> dict[str, str]:
-    """The header that carries a key; none without one."""
+    """Return the authorization header for a key; empty without a key."""
     return {"Authorization": f"Bearer {key}"} if key else {}

@@ -1,11 +1,11 @@
-"""Logging of every process: time, level, message, to standard output."""
+"""Log format and log levels of all processes."""
 
 import logging
 import sys
 from pathlib import Path
 
 TAIL_LINES = 20
-"""Last lines of a log that an error shows."""
+"""Number of trailing log lines quoted in an error message."""
 
 QUIET = (
     "httpx",
@@ -23,8 +23,10 @@ QUIET = (
 
 
 def configure_logging(verbose: bool = False, file: Path | None = None) -> None:
-    """Send log lines to `file` (None: standard output). Libraries speak from WARNING on, Braid from INFO (DEBUG when
-    `verbose`)."""
+    """Log to `file` (None: standard output) from INFO, or from DEBUG if `verbose`.
+
+    The libraries in `QUIET` log from WARNING.
+    """
     logging.basicConfig(
         handlers=[logging.StreamHandler(sys.stdout) if file is None else logging.FileHandler(file)],
         level=logging.DEBUG if verbose else logging.INFO,
@@ -37,6 +39,6 @@ def configure_logging(verbose: bool = False, file: Path | None = None) -> None:
 
 
 def tail(log: Path, lines: int = TAIL_LINES) -> str:
-    """The last lines of a log, which may not be there yet."""
+    """Return the last lines of a log, indented for an error message. The file may not exist yet."""
     text = log.read_text(errors="replace").splitlines()[-lines:] if log.is_file() else []
     return "\n".join(f"  | {line}" for line in text) or "  | (nothing)"

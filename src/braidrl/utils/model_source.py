@@ -1,4 +1,4 @@
-"""Which policy a path means: a model's folder, a run's, or a checkpoint's."""
+"""Resolution of a path to a policy: a model folder, a run folder or a checkpoint."""
 
 import json
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ from braidrl.utils.adapter import TENSORS, is_adapter
 from braidrl.utils.run_folder import STEP, RunFolder
 
 MASTERS = "model*.safetensors"
-"""The float32 weights in the trainer's half of a checkpoint: one file, or one of each process that held a part."""
+"""Float32 weights in the trainer's half of a checkpoint: one file, or one per process that held a shard."""
 
 
 @dataclass(frozen=True)
 class ModelSource:
-    """One policy on this disk: as a Hugging Face folder, as a checkpoint of the trainer, or both."""
+    """One policy on disk: as a Hugging Face folder, as a checkpoint of the trainer, or both."""
 
     weights: Path | None
-    """Hugging Face folder with its weights; of an adapter, peft's."""
+    """Hugging Face folder with the weights; a peft folder if the policy is an adapter."""
     checkpoint: Path | None
-    """The trainer's half of a checkpoint."""
+    """Trainer's half of a checkpoint."""
     run: RunFolder | None
-    """The run that made it, where it lies in one."""
+    """Run that produced the policy; None if the path is outside a run folder."""
     step: int = 0
-    """Its version; 0 where no run made it."""
+    """Policy version; 0 if no run produced it."""
 
     @property
     def adapter(self) -> Path | None:
-        """The folder that says how the policy is added to a model, if it is an adapter; None: it is a whole model."""
+        """Folder with the adapter's settings; None if the policy is a whole model."""
         return next(
             (folder for folder in (self.weights, self.checkpoint) if folder and is_adapter(folder)), None
         )
 
 
 def find_model(path: Path, step: int | None = None) -> ModelSource:
-    """What `path` means; of a run folder, its `step` (None: the newest that has weights or a checkpoint).
+    """Return the policy at `path`. In a run folder, `step` selects it (None: newest with weights or a checkpoint).
 
-    Raises `FileNotFoundError` where there is nothing, and `ValueError` for a step of what has none.
+    Raises `FileNotFoundError` if there is no policy, and `ValueError` for a step that does not exist.
     """
     if not path.is_dir():
         raise FileNotFoundError(f"there is no folder {path}")
@@ -45,7 +45,7 @@ def find_model(path: Path, step: int | None = None) -> ModelSource:
         single = _checkpoint(half)
     if single is not None:
         if step is not None and step != single.step:
-            raise ValueError(f"{path} is a single model, not a run folder; leave step {step} away")
+            raise ValueError(f"{path} is a single model, not a run folder; remove step {step}")
         return single
     return _of_run(path, step)
 
@@ -79,10 +79,10 @@ def _of_run(path: Path, step: int | None) -> ModelSource:
     known = sorted(checkpoints.keys() | weights.keys())
     if not known:
         raise FileNotFoundError(
-            f"{path} holds neither config.json (a Hugging Face folder) nor weights or checkpoints (a run folder), nor "
-            f"{TENSORS} (an adapter)"
+            f"no model in {path}; it must contain config.json (a Hugging Face folder), {TENSORS} (an adapter), or "
+            "weights/ or checkpoints/ (a run folder)"
         )
     step = known[-1] if step is None else step
     if step not in known:
-        raise ValueError(f"{path} has no weights and no checkpoint of step {step}; it has those of {known}")
+        raise ValueError(f"{path} has no weights or checkpoint of step {step}; available steps: {known}")
     return ModelSource(weights.get(step), checkpoints.get(step), run, step)

@@ -1,5 +1,4 @@
-"""One process on one machine: SIGTERM as an interrupt, cores and threads, ports, the limit of open files, pauses of the
-garbage collector."""
+"""Settings of a process: SIGTERM handling, cores and threads, ports, open-file limit, garbage collector."""
 
 import gc
 import os
@@ -12,18 +11,18 @@ from contextlib import contextmanager
 from types import FrameType
 
 EXIT_CODE = 128 + signal.SIGTERM
-"""What shells call the end by SIGTERM."""
+"""Exit code that shells report for a process ended by SIGTERM."""
 
 
 class Terminated(KeyboardInterrupt):
-    """SIGTERM came."""
+    """Raised when the process receives SIGTERM."""
 
 
 @contextmanager
 def terminable() -> Iterator[None]:
-    """Raise `Terminated` in what is inside when SIGTERM comes. Further ones do not disturb how it ends.
+    """Raise `Terminated` in the body when SIGTERM arrives. Further SIGTERMs are ignored, so cleanup can finish.
 
-    Python hears signals in the main thread only: elsewhere nothing changes.
+    Python handles signals only in the main thread. In other threads this does nothing.
     """
 
     def terminate(number: int, frame: FrameType | None) -> None:
@@ -38,12 +37,12 @@ def terminable() -> Iterator[None]:
 
 @contextmanager
 def handler_kept() -> Iterator[None]:
-    """Afterwards SIGTERM means what it meant before."""
+    """Restore the current SIGTERM handler on exit."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
     finally:
-        if _in_main_thread() and before is not None:  # None: it is no handler of Python's
+        if _in_main_thread() and before is not None:  # None: not set from Python
             signal.signal(signal.SIGTERM, before)
 
 
@@ -52,44 +51,47 @@ def _in_main_thread() -> bool:
 
 
 def available_cores() -> int:
-    """Cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def environment(threads: int | None) -> dict[str, str]:
-    """Environment of a process that computes with `threads` threads (None: unchanged). Idle threads sleep rather than
-    spin, since another process of the run wants the core."""
+    """Return environment variables for a process with `threads` compute threads (None: library default).
+
+    Idle threads sleep instead of spinning, because the processes of a run share the cores.
+    """
     shared = {"OMP_WAIT_POLICY": "PASSIVE", "TOKENIZERS_PARALLELISM": "false"}
     return shared if threads is None else {**shared, "OMP_NUM_THREADS": str(threads)}
 
 
 def free_port(host: str) -> int:
-    """A port that nobody listens on right now."""
+    """Return a port that is currently free."""
     with socket.socket() as probe:
         probe.bind((host, 0))
         return probe.getsockname()[1]
 
 
 def allow_open_files() -> None:
-    """Raise this process's limit of open files as far as it may; nothing where the system has no such limit."""
+    """Raise the soft limit of open files to the hard limit. Does nothing on Windows."""
     if sys.platform == "win32":
         return
     import resource
 
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 YOUNG = 50_000
-"""New objects, less those that are gone, after which the collector looks at them (Python: 700)."""
+"""Threshold of the youngest generation: allocations minus deallocations before a collection (Python's default: 700)."""
 
 
 def freeze_gc() -> None:
-    """Collect once, leave what is there to itself from now on (modules, configs, tokenizers), and collect less often.
+    """Collect once, exclude all existing objects (modules, configs, tokenizers) from later collections, and collect
+    less often.
 
-    A full collection visits every object, and nothing else happens meanwhile: 0.2 to 0.3 s for the half million objects
-    of verifiers and transformers, again and again under load. Nearly everything is freed by its reference count: an
-    episode leaves about a hundred small objects to the collector, a call of the gateway none.
+    A full collection stops the process while it visits every object: 0.2 to 0.3 s for the 500,000 objects of verifiers
+    and transformers, repeatedly under load. Reference counting frees nearly everything: an episode leaves about a
+    hundred small objects to the collector, a gateway call none.
     """
     gc.collect()
     gc.freeze()

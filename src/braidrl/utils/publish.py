@@ -1,4 +1,4 @@
-"""Publishing by rename: a reader sees a whole file or folder, or none."""
+"""Atomic publishing by rename: readers see a complete file or folder, or none."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @contextmanager
 def publish_folder(target: Path) -> Iterator[Path]:
-    """Yield `TARGET.tmp` to fill; on success fsync everything and rename it. A failure leaves no `target`."""
+    """Yield `TARGET.tmp` as a folder to fill, then fsync and rename it to `target`. On failure there is no `target`."""
     staging = staging_path(target)
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir(parents=True)
@@ -21,7 +21,7 @@ def publish_folder(target: Path) -> Iterator[Path]:
 
 
 def publish_bytes(target: Path, data: bytes) -> None:
-    """Write `data` to `target` so that nobody reads half of it, even after a crash."""
+    """Write `data` to `target` atomically, also if the machine crashes."""
     target.parent.mkdir(parents=True, exist_ok=True)
     staging = staging_path(target)
     staging.write_bytes(data)
@@ -31,20 +31,21 @@ def publish_bytes(target: Path, data: bytes) -> None:
 
 
 def retract_folder(target: Path) -> None:
-    """Remove a published folder so that nobody reads half of it: it loses its name first."""
+    """Remove a published folder atomically."""
     staging = staging_path(target)
     shutil.rmtree(staging, ignore_errors=True)
+    # Rename first: a reader must never find a partly deleted folder under the published name.
     target.rename(staging)
     shutil.rmtree(staging)
 
 
 def staging_path(target: Path) -> Path:
-    """Where `target` is written before it is published."""
+    """Return the temporary path that `target` is written to before it is published."""
     return target.with_name(target.name + ".tmp")
 
 
 def sync(path: Path) -> None:
-    """Wait until a file or folder is on the disk."""
+    """Fsync a file or folder."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

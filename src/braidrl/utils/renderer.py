@@ -1,4 +1,4 @@
-"""From Braid's renderer block to the `renderers` package's own typed config, and to a renderer."""
+"""Renderers built from the `renderer` config block with the `renderers` package."""
 
 import logging
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ logger = logging.getLogger(__name__)
 
 
 def renderer_options(config: RendererConfig, path: str = "renderer") -> Any:
-    """The `renderers` config of this block; None lets the package choose by the tokenizer's name.
+    """Return the `renderers` config for a block, or None to let the package choose by the tokenizer's name.
 
-    `path` leads to the block in errors. Raises `ConfigError` for an unknown family, an option that the family does not
-    have, and a custom renderer that cannot be imported.
+    `path` is the key of the block in error messages. Raises `ConfigError` for an unknown family, an option that the
+    family does not have, and a custom renderer that cannot be imported.
     """
     from renderers.configs import CustomRendererConfig
 
@@ -40,7 +40,7 @@ def renderer_options(config: RendererConfig, path: str = "renderer") -> Any:
 
 
 def load_renderer(model_path: str, config: RendererConfig) -> "Renderer":
-    """The renderer of a model folder's tokenizer. Raises `ConfigError` where the two do not fit."""
+    """Create the renderer for the tokenizer of a model folder. Raises `ConfigError` if the two do not match."""
     from renderers import create_renderer
     from renderers.base import load_tokenizer
 
@@ -53,33 +53,33 @@ def load_renderer(model_path: str, config: RendererConfig) -> "Renderer":
 
 @contextmanager
 def fitting(model_path: str, config: RendererConfig) -> Iterator[None]:
-    """Says what to do where the renderer that is created inside does not fit a model folder's tokenizer."""
+    """Turn an error while creating a renderer into a `ConfigError` that names the tokenizer and the remedy."""
     try:
         yield
     except Exception as error:
         raise ConfigError(
             "renderer",
             f"{config.name!r} does not fit the tokenizer of {model_path}: {error}; set renderer.name to the model's "
-            "own family, or to 'default' for its chat template as it is",
+            "family, or to 'default' to use its chat template unchanged",
         ) from error
 
 
 def note_choice(renderer: "Renderer", model_path: str, config: RendererConfig) -> None:
-    """Log which renderer it is, and warn where `auto` knew none for the tokenizer."""
+    """Log the renderer in use. Warn if `auto` found no family for the tokenizer."""
     from renderers.default import DefaultRenderer
 
-    logger.info("%s turns messages into tokens of %s", type(renderer).__name__, model_path)
+    logger.info("renderer %s for the tokenizer of %s", type(renderer).__name__, model_path)
     if config.name == "auto" and isinstance(renderer, DefaultRenderer):
         logger.warning(
-            "renderer 'auto' knows no family by the name of %s and takes its chat template as it is: every turn is "
-            "rendered anew, and tool calls are not read. Set renderer.name to the model's family (such as 'qwen3'), or "
-            "to 'default' if this is what you want",
+            "renderer 'auto' found no model family for %s and uses its chat template: every turn is rendered from "
+            "scratch, and tool calls are not parsed. Set renderer.name to the model's family (such as 'qwen3'), or to "
+            "'default' to keep this behaviour",
             model_path,
         )
 
 
 def _family(name: str, path: str) -> Any:
-    """The config class of a family."""
+    """Return the `renderers` config class of a model family."""
     from renderers import configs
 
     classes: list[Any] = [cls for cls in vars(configs).values() if isinstance(cls, type)]
@@ -91,12 +91,12 @@ def _family(name: str, path: str) -> Any:
     if name not in families:
         near = get_close_matches(name, families, n=1)
         known = ", ".join(sorted(families))
-        raise ConfigError(f"{path}.name", f"there is no renderer {name!r}; there are {known}", *near)
+        raise ConfigError(f"{path}.name", f"there is no renderer {name!r}; available: {known}", *near)
     return families[name]
 
 
 def _validated(cls: Any, path: str, options: dict[str, Any]) -> Any:
-    """The typed config; of a custom renderer, its class is imported and checks the options."""
+    """Return the typed config. For a custom renderer this imports its class, which validates the options."""
     search_here()
     try:
         return cls(**options)
@@ -107,6 +107,6 @@ def _validated(cls: Any, path: str, options: dict[str, Any]) -> Any:
             known = ", ".join(sorted(cls.model_fields.keys() - {"name"}))
             raise ConfigError(key, f"this renderer has no such option; its options are {known}") from error
         raise ConfigError(key, fault["msg"].removeprefix("Value error, ")) from error
-    except Exception as error:  # whatever a module of the user's own raises when it is imported
+    except Exception as error:  # importing a user module can raise anything
         message = f"{options.get('import_path')!r} cannot be imported: {type(error).__name__}: {error}"
         raise ConfigError(f"{path}.import_path", message) from error

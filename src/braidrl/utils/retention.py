@@ -1,4 +1,4 @@
-"""How long checkpoints stay."""
+"""Removal of old checkpoints."""
 
 from braidrl.configs.trainer.config import CheckpointConfig
 from braidrl.utils.publish import retract_folder
@@ -6,10 +6,10 @@ from braidrl.utils.run_folder import RunFolder
 
 
 def prune_checkpoints(run: RunFolder, config: CheckpointConfig) -> list[int]:
-    """Remove the checkpoints, with both halves, that `config` does not keep; returns the steps removed.
+    """Remove the checkpoints that `config` does not keep, and return their steps.
 
-    It keeps the newest `keep_last` complete ones and every complete one whose step is a multiple of `keep_every`. A
-    checkpoint whose other half is still to come does not count, so the newest complete one always stays.
+    Kept are the newest `keep_last` complete checkpoints and every complete one whose step is a multiple of
+    `keep_every`. A checkpoint with only one half written does not count, so the newest complete one is never removed.
     """
     complete = run.checkpoints()
     if config.keep_last is None or len(complete) <= config.keep_last:

@@ -1,4 +1,4 @@
-"""The layout of a run folder: the one place that knows where things lie."""
+"""Layout of a run folder. No other module hard-codes its paths."""
 
 import re
 import shutil
@@ -20,27 +20,27 @@ class RunFolder:
 
     @property
     def record(self) -> Path:
-        """Who launched the run, where, when, with what, and how it ended."""
+        """Record of every launch: command, machine, versions, and how it ended."""
         return self.root / "run.json"
 
     @property
     def packages(self) -> Path:
-        """Versions of all packages of the last launch, a line each, as pip takes them."""
+        """Package versions of the last launch in pip's constraints format."""
         return self.root / "packages.txt"
 
     @property
     def live(self) -> Path:
-        """What the run does right now."""
+        """Current state of a running job, updated every second."""
         return self.root / "live.json"
 
     @property
     def trackers(self) -> Path:
-        """What experiment trackers keep on this machine."""
+        """Local files of experiment trackers."""
         return self.root / "trackers"
 
     @property
     def notices(self) -> Path:
-        """JSONL: trackers of the last launch that failed, `{"tracker": label, "message": text}`."""
+        """JSONL with one line per failed tracker of the last launch, `{"tracker": label, "message": text}`."""
         return self.trackers / "notices.jsonl"
 
     @property
@@ -51,30 +51,30 @@ class RunFolder:
         return self.logs / f"{process}.log"
 
     def metrics(self, process: str) -> Path:
-        """JSONL, one line a step (`trainer`, `orchestrator`) or an evaluated version (`eval`)."""
+        """JSONL with one line per step (`trainer`, `orchestrator`) or per evaluated version (`eval`)."""
         return self.root / "metrics" / f"{process}.jsonl"
 
     def environment(self, number: int) -> Path:
-        """Prompts and reward of an environment that was given as Python objects, by its place in the config."""
+        """Prompts and reward of an environment passed as Python objects; `number` is its index in the config."""
         return self.root / "environments" / str(number)
 
     def train_episodes(self, step: int) -> Path:
-        """JSONL, one line an episode that was finished for this step's batch."""
+        """JSONL with one line per episode finished for the batch of this step."""
         return self.root / "episodes" / "train" / f"step_{step:06d}.jsonl"
 
     def eval_episodes(self, version: int) -> Path:
-        """JSONL, one line an evaluation episode of this policy version."""
+        """JSONL with one line per evaluation episode of this policy version."""
         return self.root / "episodes" / "eval" / f"step_{version:06d}.jsonl"
 
     def token_records(self, step: int) -> Path:
-        """JSONL, one line a sample of this step's batch: what the trainer computed of its tokens."""
+        """JSONL with one line per recorded sample of this step: the trainer's values for its tokens."""
         return self.root / "episodes" / "tokens" / f"step_{step:06d}.jsonl"
 
     def batch(self, step: int) -> Path:
         return self.root / "batches" / f"step_{step:06d}.msgpack"
 
     def weights(self, version: int) -> Path:
-        """A Hugging Face folder."""
+        """Published weights of a policy version: a Hugging Face folder, a peft folder or a delta."""
         return self.root / "weights" / f"step_{version:06d}"
 
     def checkpoint(self, step: int) -> Path:
@@ -87,7 +87,7 @@ class RunFolder:
         return self.checkpoint(step) / "orchestrator.json"
 
     def published(self, kind: str) -> list[int]:
-        """Steps for which a `weights`, `checkpoints` or `batches` entry was published, ascending; `.tmp` is not."""
+        """Return the steps with a published `weights`, `checkpoints` or `batches` entry, ascending, without `.tmp`."""
         folder = self.root / kind
         if not folder.is_dir():
             return []
@@ -95,7 +95,7 @@ class RunFolder:
         return sorted(int(match[1]) for match in matches if match)
 
     def checkpoints(self) -> list[int]:
-        """Steps with a complete checkpoint, ascending: both halves were published."""
+        """Return the steps whose checkpoint is complete (both halves published), ascending."""
         return [
             step
             for step in self.published("checkpoints")
@@ -103,7 +103,7 @@ class RunFolder:
         ]
 
     def forget_after(self, step: int) -> None:
-        """Remove what a run did after `step`, so that `--resume` from there does nothing twice."""
+        """Remove the results of all steps after `step`, so that a run resumed there does not record them twice."""
         for kind in ("batches", "weights", "checkpoints"):
             for path in (self.root / kind).glob("step_*"):
                 number = int(STEP.fullmatch(path.name)[1])  # type: ignore[index]

@@ -1,7 +1,7 @@
-"""A language model small enough for a laptop, made from code: no download, no hub.
+"""Tiny randomly initialised language model for tests and demos, created without a download.
 
-Its architecture is Qwen3's and its tokenizer is byte-level (one token a byte) with Qwen3's control tokens and message
-layout, so that everything which takes a Qwen3 model (the `qwen3` renderer, vLLM, transformers) takes this one.
+The architecture is Qwen3. The tokenizer is byte-level (one token per byte) with Qwen3's control tokens and chat format,
+so the model works with everything that supports Qwen3: the `qwen3` renderer, vLLM and transformers.
 """
 
 from pathlib import Path
@@ -38,10 +38,10 @@ def create_tiny_model(
     context: int = 512,
     seed: int = 0,
 ) -> Path:
-    """Write a randomly initialised model and its tokenizer as a Hugging Face folder.
+    """Write a randomly initialised model and its tokenizer as a Hugging Face folder, and return `path`.
 
-    The MLP is three times as wide as `hidden_size`; input and output embeddings are tied. The same arguments give the
-    same weights. Returns `path`; raises `FileExistsError` when it is there already.
+    The MLP width is 3 * `hidden_size`. Input and output embeddings are tied. Equal arguments give equal weights.
+    Raises `FileExistsError` if `path` exists.
     """
     import torch
     from transformers import Qwen3ForCausalLM
@@ -62,7 +62,7 @@ def create_tiny_model(
 
 
 def _config(tokenizer, hidden_size: int, num_layers: int, num_heads: int, num_kv_heads: int, context: int):
-    """Qwen3's config at this size."""
+    """Return a Qwen3 config of the given size."""
     from transformers import Qwen3Config
 
     return Qwen3Config(
@@ -82,7 +82,7 @@ def _config(tokenizer, hidden_size: int, num_layers: int, num_heads: int, num_kv
 
 
 def byte_tokenizer():
-    """A `PreTrainedTokenizerFast` of 256 bytes and Qwen3's control tokens; round-trips every string."""
+    """Return a `PreTrainedTokenizerFast` with 256 byte tokens and Qwen3's control tokens. It round-trips any string."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -90,7 +90,7 @@ def byte_tokenizer():
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()
-    # as in Qwen3, tool and thinking marks are single tokens that decoding keeps
+    # As in Qwen3, tool and thinking tags are single tokens that are not special, so decoding keeps them.
     tokenizer.add_tokens([AddedToken(text, special="|" in text, normalized=False) for text in CONTROL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -113,7 +113,7 @@ def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     run = write_run(tmp_path / "run")
     run.record.write_text("{")
     assert main(["runs", str(tmp_path)]) == 2
-    assert f"{run.record} is no record of a run" in capsys.readouterr().err
+    assert f"{run.record} is not a run record" in capsys.readouterr().err
 
 
 def test_compare_shows_what_differs_and_every_curve_on_one_scale(

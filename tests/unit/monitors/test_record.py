@@ -1,4 +1,4 @@
-"""A run's record: how it was started, and how it ended, also where nobody could say so."""
+"""Record of a run: launches and outcome, including a launcher that was killed."""
 
 import os
 import platform
@@ -100,9 +100,9 @@ def test_sigterm_interrupts_and_the_record_says_so(tmp_path: Path) -> None:
 
 
 def test_while_a_run_ends_sigterm_does_not_disturb_it(tmp_path: Path) -> None:
-    """It is heard once; what was to happen on SIGTERM before is so again afterwards."""
-    heard: list[int] = []
-    before = signal.signal(signal.SIGTERM, lambda number, frame: heard.append(number))
+    """Only the first SIGTERM interrupts; the previous handler is restored afterwards."""
+    received: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, frame: received.append(number))
     run = RunFolder(tmp_path)
     try:
         with pytest.raises(Terminated), recorded(run):
@@ -110,30 +110,30 @@ def test_while_a_run_ends_sigterm_does_not_disturb_it(tmp_path: Path) -> None:
                 signal.raise_signal(signal.SIGTERM)
             finally:
                 signal.raise_signal(signal.SIGTERM)
-        assert heard == [] and outcome(run).status == "interrupted"
+        assert received == [] and outcome(run).status == "interrupted"
         signal.raise_signal(signal.SIGTERM)
-        assert heard == [signal.SIGTERM]
+        assert received == [signal.SIGTERM]
     finally:
         signal.signal(signal.SIGTERM, before)
 
 
 def test_a_run_may_be_recorded_in_any_thread(tmp_path: Path) -> None:
-    """Where no signal is heard."""
+    """Threads other than the main one cannot handle signals."""
     run = RunFolder(tmp_path)
 
-    def play() -> None:
+    def record() -> None:
         with recorded(run):
             pass
 
     before = signal.getsignal(signal.SIGTERM)
-    thread = threading.Thread(target=play)
+    thread = threading.Thread(target=record)
     thread.start()
     thread.join(60)
     assert outcome(run).status == "done" and signal.getsignal(signal.SIGTERM) == before
 
 
 def rewritten(run: RunFolder, **changes: object) -> Launch:
-    """The record of a running launch, with some of its fields changed."""
+    """Write the record of a running launch with some fields changed."""
     with recorded(run):
         (launch,) = read_record(run)
     for name, value in changes.items():
@@ -165,7 +165,7 @@ def test_a_folder_without_record_is_unknown_and_a_broken_record_is_an_error(tmp_
     run = RunFolder(tmp_path)
     assert outcome(run).status == "unknown"
     run.record.write_text('{"launches": 3}')
-    with pytest.raises(ValueError, match="is no record of a run"):
+    with pytest.raises(ValueError, match="is not a run record"):
         outcome(run)
 
 

@@ -152,7 +152,7 @@ def test_a_delta_is_no_model(runs: tuple[str, RunFolder, RunFolder], tmp_path: P
     copy = RunFolder(shutil.copytree(runs[1].root, tmp_path / "run"))
     shutil.rmtree(copy.weights(7))
     assert find_model(copy.root).step == 4
-    with pytest.raises(ValueError, match=r"no weights and no checkpoint of step 6; it has those of \[1, 4\]"):
+    with pytest.raises(ValueError, match=r"no weights or checkpoint of step 6; available steps: \[1, 4\]"):
         find_model(copy.root, 6)
 
 

@@ -1,4 +1,4 @@
-"""Functions of the user's own: found without running their modules, and loaded."""
+"""User functions: found without running their modules, and loaded."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from braidrl.configs.rl import RLConfig
 from braidrl.utils.functions import check_functions, find_function, load_function
 
 MODULE = """
-raise SystemExit("nobody may run this")
+raise SystemExit("this module must not run")
 import numpy as borrowed
 from os.path import join as joined
 
@@ -29,7 +29,7 @@ async def later(): ...
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, which is not on the Python path: as of the console script `braid`."""
+    """Current directory that is not on the Python path, as for the console script `braid`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "mine.py").write_text(MODULE)
@@ -62,14 +62,14 @@ def test_what_is_there_is_found_and_nothing_runs(here: Path, path: str) -> None:
     ("path", "message"),
     [
         ("nowhere.f", "there is no module 'nowhere' in {here} or on the Python path; run from the folder"),
-        ("mine.mode", "mine.py defines no 'mode'; did you mean 'made'?"),
-        ("mine.method", "mine.py defines no 'method'"),
-        ("mine.SystemExit", "defines no 'SystemExit'"),
-        ("mine.py:making", "mine.py defines no 'making'"),
+        ("mine.mode", "mine.py does not define 'mode'; did you mean 'made'?"),
+        ("mine.method", "mine.py does not define 'method'"),
+        ("mine.SystemExit", "does not define 'SystemExit'"),
+        ("mine.py:making", "mine.py does not define 'making'"),
         ("nothing.py:f", "there is no file {here}/nothing.py"),
         ("parts.inner", "'parts.inner' is a module; name a function in it"),
         ("parts.inner.f", "there is no module 'f' in parts.inner"),
-        ("parts.outer.f", "__init__.py defines no 'outer'"),
+        ("parts.outer.f", "__init__.py does not define 'outer'"),
         ("broken.f", "broken.py, line 1: "),
     ],
 )
@@ -84,7 +84,7 @@ def test_a_function_of_the_current_directory_is_loaded(here: Path, monkeypatch: 
     (here / "own_module.py").write_text("def f(): return 3\nnumber = 3")
     assert load_function("own_module.f")() == load_function("own_module.py:f")() == 3
     for path, message in (
-        ("own_module.number", "is 3, which is no function"),
+        ("own_module.number", "is 3; a callable is required"),
         ("own_module.g", "cannot be imported: .*has no attribute 'g'"),
         ("own_module_2.g", f"No module named 'own_module_2'; give my_module.function of a module in {here}"),
     ):
@@ -111,14 +111,13 @@ filter.import_path = "mine.later"
 
 
 def test_a_run_refuses_a_function_that_is_missing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Wherever a configuration names one; before anything starts, and with the key."""
+    """The error comes before anything starts and contains the key, in every block that names a function."""
     (here / "run.toml").write_text(RUN)
     assert main(["rl", "@", "run.toml", "--dry-run"]) == 0
     assert main(["rl", "@", "run.toml", "--dry-run", "--trainer.loss.import_path", "mine.mode"]) == 2
-    told = capsys.readouterr().err
-    assert (
-        told.startswith("braid rl: error: trainer.loss.import_path: 'mine.mode': ") and told.count("\n") == 1
-    )
+    error = capsys.readouterr().err
+    assert error.startswith("braid rl: error: trainer.loss.import_path: 'mine.mode': ")
+    assert error.count("\n") == 1
     (here / "run.toml").write_text(RUN.replace("mine.later", "mine.never"))
     assert main(["rl", "@", "run.toml", "--dry-run"]) == 2
     assert "orchestrator.train.source[0].algo.filter.import_path: 'mine.never'" in capsys.readouterr().err

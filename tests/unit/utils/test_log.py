@@ -1,4 +1,4 @@
-"""What stands in a log."""
+"""Content of verbose logs."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ class Empty(BaseHTTPRequestHandler):
 server = HTTPServer(("127.0.0.1", 0), Empty)
 threading.Thread(target=server.serve_forever, daemon=True).start()
 configure_logging(verbose=True)
-logging.getLogger("braidrl.room").debug("ours")
+logging.getLogger("braidrl.module").debug("ours")
 httpx2.get(f"http://127.0.0.1:{server.server_port}")
 """
 

@@ -1,4 +1,4 @@
-"""What the garbage collector leaves to itself in a process that others wait for."""
+"""Garbage collection in processes where pauses are costly."""
 
 import subprocess
 import sys
@@ -20,7 +20,7 @@ assert gc.get_threshold()[0] == YOUNG
 
 later = weakref.ref(Ring())
 kept = [[] for _ in range(YOUNG + 1)]
-assert later() is None, "new garbage is found without being asked for"
+assert later() is None, "new garbage is collected automatically"
 """
 
 

@@ -1,4 +1,4 @@
-"""From a renderer block to a renderer."""
+"""Renderers built from the `renderer` config block."""
 
 import logging
 import re
@@ -43,9 +43,9 @@ TOOL = {
 _populate_registry()
 FAMILIES = sorted(RENDERER_REGISTRY)
 DOWNLOADS = {"gpt-oss"}
-"""Families that fetch a vocabulary of their own."""
+"""Families that download their own vocabulary."""
 WITHOUT_BRIDGE = {"default", "deepseek-r1"}
-"""An unknown template, and one that strips all earlier thinking."""
+"""Families whose turns cannot be extended: an unknown template, and one that strips all earlier thinking."""
 
 
 def custom(import_path: str, **options: Any) -> RendererConfig:
@@ -54,9 +54,9 @@ def custom(import_path: str, **options: Any) -> RendererConfig:
 
 @pytest.fixture
 def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A module of the user's own in the current directory."""
+    """User module in the current directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(".")  # undoes what is appended
+    monkeypatch.syspath_prepend(".")  # restores sys.path after the test
     path = tmp_path / f"renderer_of_{tmp_path.name}.py"
     path.write_text(CUSTOM)
     return path
@@ -92,8 +92,8 @@ def test_demonstrations_are_rendered_by_it_too(tiny_model_dir: Path, module: Pat
     assert len(ours.token_ids) < len(declared.token_ids) - 300
 
 
-def willing_tokenizer() -> Any:
-    """A byte tokenizer that has whichever control tokens it is asked for, by look-up or (DeepSeek's) by encoding."""
+def permissive_tokenizer() -> Any:
+    """Return a byte tokenizer that adds any control token on look-up or, for DeepSeek's tokens, on encoding."""
     tokenizer = byte_tokenizer()
     known, plain = tokenizer.convert_tokens_to_ids, tokenizer.encode
 
@@ -113,7 +113,7 @@ def willing_tokenizer() -> Any:
 
 @pytest.mark.parametrize("family", sorted(set(FAMILIES) - DOWNLOADS))
 def test_a_bridge_of_every_family_begins_with_the_tokens_that_were_sampled(family: str) -> None:
-    tokenizer = willing_tokenizer()
+    tokenizer = permissive_tokenizer()
     renderer = create_renderer(tokenizer, renderer_options(RendererConfig(name=family)))
     prompt = renderer.render_ids(MESSAGES, add_generation_prompt=True)
     reply = tokenizer.encode("Hm.</think>Tea.", add_special_tokens=False)

@@ -1,4 +1,4 @@
-"""Which checkpoints stay."""
+"""Removal of old checkpoints."""
 
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def test_multiples_stay_besides_the_last(tmp_path: Path) -> None:
         assert run.checkpoints() == [n for n in range(1, step + 1) if n % 3 == 0 or n > step - 2]
     run = RunFolder(tmp_path / "torn")
     complete(run, 1)
-    half(run, 3)  # its other half never came
+    half(run, 3)  # the orchestrator's half was never written
     complete(run, 4, 5)
     assert prune_checkpoints(run, config) == [1, 3]
 

@@ -1,4 +1,4 @@
-"""The layout of a run folder, and what is chosen from it."""
+"""Layout of a run folder, and selection of complete checkpoints."""
 
 from pathlib import Path
 

@@ -1,6 +1,6 @@
-"""Experiment trackers: a process of its own follows the metrics of a run and sends them to a tracker.
+"""Experiment trackers: a separate process per tracker follows the metrics of a run and uploads them.
 
-Imports `monitors`, `utils` and `configs`. One module a tracker, each behind the contract in `contract.py`.
+Imports `monitors`, `utils` and `configs`. One module per tracker, each implementing the protocol in `contract.py`.
 Start with `send.py`.
 """
 
@@ -12,17 +12,19 @@ from braidrl.configs.trackers import CustomTrackerConfig, TrackerConfig
 from braidrl.monitors.trackers.contract import Tracked, Tracker
 
 MODULES = {"wandb": "WandbTracker", "tensorboard": "TensorBoardTracker", "mlflow": "MLflowTracker"}
-"""Modules of this package, and the class of each."""
+"""Module names in this package and the tracker class in each."""
 
 
 def open_tracker(config: TrackerConfig, tracked: Tracked) -> Tracker:
-    """A tracker at work. Raises `ConfigError` where its library is not installed, or there is no such class, and
-    whatever the tracker raises."""
+    """Create the tracker of a config.
+
+    Raises `ConfigError` if its library is not installed or the class does not exist. Errors of the tracker propagate.
+    """
     return tracker_class(config)(config, tracked)
 
 
 def tracker_class(config: TrackerConfig) -> type:
-    """What a config is for. Raises `ConfigError`."""
+    """Return the class of a config. Raises `ConfigError` if it cannot be imported."""
     if isinstance(config, CustomTrackerConfig):
         try:
             return pkgutil.resolve_name(config.import_path)

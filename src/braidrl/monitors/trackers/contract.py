@@ -1,4 +1,4 @@
-"""What an experiment tracker is to Braid."""
+"""Interface of experiment trackers."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -8,26 +8,28 @@ from typing import Any, Protocol
 
 @dataclass(frozen=True)
 class Tracked:
-    """The run that a tracker is told about."""
+    """Run that a tracker reports."""
 
     name: str
-    """What people call it."""
+    """Display name."""
     id: str
-    """Tells it from every other run, and is the same when it is resumed."""
+    """Unique id of the run. It does not change when the run is resumed."""
     after: int
-    """The step that it continues after, whose metrics and those before it were told already; 0: none were."""
+    """Last step that was already sent before a resumed run; 0 if none was."""
     settings: Mapping[str, Any]
-    """The resolved config."""
+    """Resolved config."""
     folder: Path
-    """Where the tracker may keep files."""
+    """Folder for files of the tracker."""
 
 
 class Tracker(Protocol):
-    """Takes metrics. It is made with (its config, the `Tracked`), in a process of its own: whatever it raises ends that
-    process alone, and however long it takes, training goes on."""
+    """Receiver of metrics, constructed as `cls(config, tracked)` in its own process.
+
+    An exception ends only that process. A slow tracker does not delay training.
+    """
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Metrics of an optimizer step, or of an evaluated policy version. One step comes in several parts."""
+        """Log metrics of an optimizer step or an evaluated policy version. Called several times per step."""
 
     def close(self, status: str) -> None:
-        """The run has ended: `done`, `failed`, `interrupted` or `killed`. Send the rest."""
+        """Send what is left. The run ended as `done`, `failed`, `interrupted` or `killed`."""

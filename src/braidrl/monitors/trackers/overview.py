@@ -1,11 +1,11 @@
-"""The names under which trackers show metrics: a short overview first, then everything by process."""
+"""Metric names in trackers: a short overview section, then all metrics by process."""
 
 from collections.abc import Iterator, Mapping
 
 from braidrl.monitors.metrics import source_of
 
 GLANCE = "at_a_glance"
-"""Section of the overview: trackers sort sections by name."""
+"""Section name of the overview. Trackers sort sections alphabetically, so it comes first."""
 
 SHOWN = {
     "orchestrator": {
@@ -24,11 +24,11 @@ SHOWN = {
     },
     "eval": {},
 }
-"""Metrics of the overview by process, with their names there; the reward of each source comes beside them."""
+"""Metrics in the overview and their display names, by process. The mean reward of each source is added."""
 
 
 def named(process: str, row: Mapping[str, float | None], overview_alone: bool) -> dict[str, float]:
-    """What a tracker is told of a line of metrics. A value that was not finite is left out."""
+    """Return the metrics to log for a line of metrics, by tracker name. Values that were not finite are omitted."""
     values = {name: value for name, value in row.items() if name != "step" and value is not None}
     found = dict(_overview(process, values))
     if not overview_alone:

@@ -1,4 +1,4 @@
-"""The reader that follows a run's metrics and tells a tracker."""
+"""Forwarding of a run's metrics to a tracker."""
 
 import hashlib
 import tomllib
@@ -23,17 +23,18 @@ def tell(
     after: int,
     ended: Callable[[float], str | None],
 ) -> str:
-    """Tell `tracker` all that `run` reports after step `after`, until it has ended; how it ended.
+    """Send the metrics of `run` after step `after` to `tracker` until the run has ended. Return its final status.
 
     Args:
-        ended: waits for so many seconds at most, and says how the run ended; None: it goes on.
+        ended: waits up to the given number of seconds and returns the run's final status, or None while it is running.
     """
     followers = {process: Follower(run.metrics(process)) for process in PROCESSES}
     status = None
     while True:
-        for process, step, row in _new(followers, after):
+        for process, step, row in _new_rows(followers, after):
             if metrics := named(process, row, config.metrics == "overview"):
                 tracker.log(step, metrics)
+        # Checked after reading, so that rows written just before the end are sent too.
         if status is not None:
             tracker.close(status)
             return status
@@ -41,28 +42,29 @@ def tell(
 
 
 def tracked(run: RunFolder, label: str, continues: bool) -> Tracked:
-    """What a tracker is told of a run. `continues`: it was told of the launches before the last one."""
+    """Return the description of a run for a tracker. `continues`: the tracker received the earlier launches."""
     launches = read_record(run)
     settings = next(
         (run.configs / name for name in ("rl.toml", "sft.toml") if (run.configs / name).is_file()), None
     )
+    # The id is derived from the first launch: unchanged on resume, new if another run reuses the folder.
     first = launches[0] if launches else None
-    born = f"{first.host} {first.pid} {first.started}" if first else ""
+    identity = f"{first.host} {first.pid} {first.started}" if first else ""
     return Tracked(
         name=run.root.absolute().name,
-        id=hashlib.sha256(f"{run.root.absolute()} {born}".encode()).hexdigest()[:12],
+        id=hashlib.sha256(f"{run.root.absolute()} {identity}".encode()).hexdigest()[:12],
         after=launches[-1].after if continues and launches else 0,
-        settings=_read(settings) if settings is not None else {},
+        settings=_read_toml(settings) if settings is not None else {},
         folder=run.trackers / label,
     )
 
 
-def _new(followers: dict[str, Follower], after: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
+def _new_rows(followers: dict[str, Follower], after: int) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for process, follower in followers.items():
         for row in follower.read():
             if row["step"] > after:
                 yield process, row["step"], row
 
 
-def _read(path: Any) -> dict[str, Any]:
+def _read_toml(path: Any) -> dict[str, Any]:
     return tomllib.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""TensorBoard, by its own writer: neither TensorFlow nor torch is needed."""
+"""TensorBoard tracker with TensorBoard's own event writer, so neither TensorFlow nor torch is needed."""
 
 import json
 import time
@@ -15,12 +15,13 @@ from braidrl.monitors.trackers.contract import Tracked
 
 
 class TensorBoardTracker:
-    """Event files in one folder; those of a resumed run hide the steps that it takes again."""
+    """Event files in one folder. After a resume, the new file supersedes steps that are repeated."""
 
     def __init__(self, config: TensorBoardTrackerConfig, tracked: Tracked) -> None:
         folder = config.folder or tracked.folder
         self.writer = EventFileWriter(str(folder / config.name if config.name else folder))
         if tracked.after:
+            # TensorBoard discards events at or after the step of a START event.
             self._add(tracked.after + 1, session_log=SessionLog(status=SessionLog.START))
         self._add(0, summary=Summary(value=[_text("config", json.dumps(tracked.settings, indent=2))]))
 
@@ -32,13 +33,13 @@ class TensorBoardTracker:
         self._add(0, summary=Summary(value=[_text("status", status)]))
         self.writer.close()
 
-    def _add(self, step: int, **what: Summary | SessionLog) -> None:
-        self.writer.add_event(Event(wall_time=time.time(), step=step, **what))
+    def _add(self, step: int, **payload: Summary | SessionLog) -> None:
+        self.writer.add_event(Event(wall_time=time.time(), step=step, **payload))
         self.writer.flush()
 
 
 def _text(tag: str, text: str) -> Summary.Value:
-    """A text for the page `Text`, shown as it is."""
+    """Return a value for TensorBoard's Text tab, indented so that Markdown shows it verbatim."""
     indented = "\n".join(f"    {line}" for line in text.splitlines())
     return Summary.Value(
         tag=f"{tag}/text_summary",

@@ -1,4 +1,4 @@
-"""Weights & Biases."""
+"""Weights & Biases tracker."""
 
 from collections.abc import Mapping
 
@@ -9,7 +9,7 @@ from braidrl.monitors.trackers.contract import Tracked
 
 
 class WandbTracker:
-    """A run of Weights & Biases; the step of every metric is `step`, whatever order they come in."""
+    """Run of Weights & Biases. Every metric uses `step` as its x axis, so metrics may arrive out of order."""
 
     def __init__(self, config: WandbTrackerConfig, tracked: Tracked) -> None:
         tracked.folder.mkdir(parents=True, exist_ok=True)
@@ -34,4 +34,4 @@ class WandbTracker:
 
     def close(self, status: str) -> None:
         self.run.finish(exit_code=0 if status == "done" else 1)
-        wandb.teardown()  # its service may still write to the disk, and ends only now
+        wandb.teardown()  # the background service may still be writing to disk until it is torn down

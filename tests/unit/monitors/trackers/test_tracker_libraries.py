@@ -1,4 +1,4 @@
-"""Experiment trackers against their real libraries, offline: what is read back of a run."""
+"""Experiment trackers with their real libraries, offline: a run is read back from their files."""
 
 import json
 from collections.abc import Iterator
@@ -41,13 +41,16 @@ def test_a_resumed_run_replaces_the_steps_that_it_takes_again(tmp_path: Path) ->
 
 
 def records_of(path: Path) -> Iterator[Any]:
-    """The records of an offline run of Weights & Biases: a LevelDB log (blocks of 32 KiB; each piece has 4 bytes of
-    checksum, 2 of length, and one that says whether it is whole, first, middle or last) of protocol buffers."""
+    """Yield the records of an offline run of Weights & Biases.
+
+    The file is a LevelDB log of protocol buffers in blocks of 32 KiB. Each fragment has a header of 7 bytes: checksum
+    (4), length (2) and type (1 whole, 2 first, 3 middle, 4 last).
+    """
     from wandb.proto.wandb_internal_pb2 import Record
 
     data, at, pieces = path.read_bytes(), 7, b""
     while at + 7 <= len(data):
-        if 0x8000 - at % 0x8000 < 7:  # what is left of a block holds no head
+        if 0x8000 - at % 0x8000 < 7:  # the rest of the block is too short for a header
             at += 0x8000 - at % 0x8000
         length, kind = int.from_bytes(data[at + 4 : at + 6], "little"), data[at + 6]
         pieces += data[at + 7 : at + 7 + length]
@@ -78,7 +81,7 @@ def test_weights_and_biases_keeps_a_run_offline(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_mlflow_keeps_a_run_in_files_and_goes_on_with_it(tmp_path: Path) -> None:
-    from braidrl.monitors.trackers.mlflow import MlflowClient  # sets what files need
+    from braidrl.monitors.trackers.mlflow import MlflowClient  # enables MLflow's file store
 
     run = small_run(tmp_path / "run")
     config = MLflowTrackerConfig(experiment="e")
@@ -101,6 +104,6 @@ def test_mlflow_keeps_a_run_in_files_and_goes_on_with_it(tmp_path: Path) -> None
 
 
 def dotted(name: str) -> str:
-    """How MLflow keeps a name."""
+    """Return the name under which MLflow stores a metric."""
     section, _, rest = name.partition("/")
     return f"{section}/{rest.replace('/', '.')}"

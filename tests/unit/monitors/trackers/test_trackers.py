@@ -1,4 +1,4 @@
-"""Experiment trackers: what they are told, and that none can stop or slow a run."""
+"""Experiment trackers: metrics they receive, and isolation of the run from their failures."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def test_trackers_of_one_type_have_labels_of_their_own() -> None:
     assert labels(trackers) == ["tensorboard", "wandb", "tensorboard_2"]
 
 
-# -- beside a run
+# -- during a run
 
 
 def custom(name: str, **options: float) -> CustomTrackerConfig:

@@ -114,7 +114,7 @@ def test_what_cannot_be_exported_is_one_clear_error(
     cases = {
         ("nowhere", out): "source: there is no folder nowhere",
         (str(run.root), str(tmp_path / "base")): "target: ",
-        (str(run.root), out, "--step", "5"): "no weights and no checkpoint of step 5; it has those of [1]",
+        (str(run.root), out, "--step", "5"): "no weights or checkpoint of step 5; available steps: [1]",
         (str(run.root), out, "--base", str(tiny_model_dir)): "belongs to another model",
     }
     for args, message in cases.items():
