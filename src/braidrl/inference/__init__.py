@@ -1,4 +1,4 @@
-"""Inference process: a server with vLLM's routes on an embedded engine, and the start of vLLM itself.
+"""Inference process: an HTTP server with vLLM's routes on the embedded engine, or vLLM itself.
 
 Imports `transport`, `utils` and `configs`.
 Start with `server.py`.

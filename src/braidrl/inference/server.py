@@ -1,4 +1,4 @@
-"""The inference process: one model behind HTTP."""
+"""Inference process: an HTTP server for one model."""
 
 import asyncio
 import contextlib
@@ -19,15 +19,15 @@ from braidrl.utils.process import allow_open_files, freeze_gc
 logger = logging.getLogger(__name__)
 
 LARGEST_BODY = 64 * 2**20
-"""Bytes of one request; a token id takes up to 8."""
+"""Maximum size of a request body in bytes. A token id takes up to 8."""
 SHUTDOWN_TIMEOUT = 2.0
-"""Seconds that open connections get once the engine has ended."""
+"""Seconds that open connections have to finish after the engine has ended."""
 
 
 async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None = None) -> None:
     """Listen on `host:port` (0: a free port), load the model, call `ready(base_url)`, serve until cancelled.
 
-    `/health` answers 503 until the model is loaded. Raises what ended the engine, if anything did.
+    `/health` returns 503 until the model is loaded. Raises the engine's exception if it fails.
     """
     allow_open_files()
     engine = TorchEngine(config)
@@ -38,7 +38,7 @@ async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None 
     await runner.setup()
     try:
         await web.TCPSite(runner, config.host, config.port).start()
-        # one after the other: transformers' lazy imports are not safe in two threads
+        # Not concurrently with the engine's loading: the lazy imports of transformers are not thread-safe.
         context.tokenizer = await asyncio.to_thread(_load_tokenizer, config)
         engine.start()
         await asyncio.shield(asyncio.wrap_future(engine.loaded))
@@ -54,7 +54,7 @@ async def serve(config: InferenceConfig, *, ready: Callable[[str], None] | None 
 
 
 def run(config: InferenceConfig) -> None:
-    """`braid inference`: serve until SIGINT or SIGTERM. With vLLM this process becomes its server."""
+    """Run `braid inference` until SIGINT or SIGTERM. With `engine = "vllm"`, vLLM's server replaces this process."""
     if config.engine == "vllm":
         vllm.run(config)
 
@@ -69,7 +69,7 @@ def run(config: InferenceConfig) -> None:
 
 
 def build_app(context: Context) -> web.Application:
-    """All routes over one engine."""
+    """Create the application with all routes."""
     app = web.Application(middlewares=[errors], client_max_size=LARGEST_BODY)
     app[CONTEXT] = context
     app.router.add_get("/health", control.health)

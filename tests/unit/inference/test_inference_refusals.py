@@ -1,4 +1,4 @@
-"""The inference server over real HTTP: what clients get when they err, or when the engine fails."""
+"""Inference server over real HTTP: responses to invalid requests and engine failures."""
 
 import asyncio
 from collections.abc import AsyncIterator

@@ -1,4 +1,4 @@
-"""The inference server over real HTTP: what clients of stock vLLM expect."""
+"""Inference server over real HTTP: compatibility with clients of stock vLLM."""
 
 import asyncio
 from collections.abc import AsyncIterator

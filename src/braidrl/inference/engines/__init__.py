@@ -1,4 +1,4 @@
-"""Embedded engine (PyTorch, paged cache, continuous batching), and the command line of vLLM.
+"""Embedded engine (PyTorch, slot cache, continuous batching), and the command line of vLLM.
 
 Imports `transport`, `utils` and `configs`.
 Start with `torch.py`.

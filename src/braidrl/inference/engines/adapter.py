@@ -1,4 +1,4 @@
-"""A low-rank adapter merged into the served weights, always into those that were there before any adapter."""
+"""Low-rank adapters merged into the served weights. Each is merged into the base weights, not into its predecessor."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,17 +14,17 @@ from braidrl.utils.adapter import PREFIX, TENSORS, adapter_scale, adapter_settin
 
 @dataclass(frozen=True)
 class Adapter:
-    """W + scale * B A for the weights that it names."""
+    """Low-rank update W + scale * B A of the named weights."""
 
     scale: float
     factors: dict[str, tuple[Tensor, Tensor]]
-    """Of each weight [out, in]: B [out, rank] and A [rank, in]."""
+    """Factors B [out, rank] and A [rank, in] of each weight [out, in]."""
 
 
 def read_adapter(folder: Path, state: Mapping[str, Tensor]) -> Adapter:
-    """A peft folder, checked against the weights of the served model.
+    """Read a peft folder and check it against the weights of the served model.
 
-    Raises `ValueError` for another kind of adapter, an unreadable file, and factors that do not fit.
+    Raises `ValueError` for an unsupported kind of adapter, an unreadable file, and factors that do not fit.
     """
     scale = adapter_scale(adapter_settings(folder))
     try:
@@ -40,10 +40,10 @@ def read_adapter(folder: Path, state: Mapping[str, Tensor]) -> Adapter:
         parts.setdefault(f"{module}.weight", {})[part] = tensor
     unfit = [name for name, pair in parts.items() if name in state and not _fits(pair, state[name])]
     if unknown or unfit or not parts:
-        told = ", ".join([*unknown, *unfit][:3]) or "it is empty"
+        examples = ", ".join([*unknown, *unfit][:3]) or "it is empty"
         raise ValueError(
             f"the adapter in {folder} does not fit the served model ({len(unknown)} unknown tensors, {len(unfit)} "
-            f"weights of another shape: {told}); the weights stay as they were"
+            f"weights of another shape: {examples}); the current weights were not changed"
         )
     return Adapter(scale, {name: (pair["lora_B"], pair["lora_A"]) for name, pair in parts.items()})
 
@@ -56,16 +56,16 @@ def _fits(pair: Mapping[str, Tensor], weight: Tensor) -> bool:
 
 
 class Base:
-    """The weights that adapters are merged into, kept from the first merge on: a second copy of those that have one."""
+    """Base weights of adapters: copies of the weights that the current adapter changes, made before the merge."""
 
     def __init__(self) -> None:
         self.kept: dict[str, Tensor] = {}
 
     @torch.no_grad()
     def merge(self, adapter: Adapter, state: Mapping[str, Tensor]) -> None:
-        """Set the weights in `state` to the kept ones plus the adapter, whatever was merged before.
+        """Set the weights in `state` to base plus adapter, replacing any previously merged adapter.
 
-        The sum is float32 and rounded once to the served type.
+        The sum is computed in float32 and rounded once to the served dtype.
         """
         for name in self.kept.keys() - adapter.factors.keys():
             state[name].copy_(self.kept.pop(name))
@@ -74,5 +74,5 @@ class Base:
             state[name].copy_(torch.addmm(base.float(), b.float(), a.float(), alpha=adapter.scale))
 
     def forget(self) -> None:
-        """The weights are others now."""
+        """Discard the copies after the base model itself was replaced."""
         self.kept.clear()

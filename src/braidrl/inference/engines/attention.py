@@ -1,6 +1,6 @@
-"""Attention over the slot cache, for any transformers model that goes through its attention interface.
+"""Attention over the slot cache for any transformers model that uses the attention interface.
 
-One forward carries a flat row of T tokens: one each of the sequences that decode, then spans of prompts.
+One forward processes a flat row of T tokens: one token of each decoding sequence, then spans of prompts.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,12 +15,12 @@ from braidrl.inference.engines.cache import SlotCache
 
 NAME = "braid_slots"
 UNSUPPORTED = ("softcap", "s_aux", "position_bias")
-"""Arguments of the attention interface that change the scores in ways that this implementation lacks."""
+"""Arguments of the attention interface that change the scores and are not implemented here."""
 
 
 @dataclass(frozen=True)
 class Span:
-    """Tokens `start .. start + count` of the sequence in `slot` that one forward computes."""
+    """Tokens `start` to `start + count` (exclusive) of the sequence in `slot`, computed in one forward."""
 
     slot: int
     start: int
@@ -29,14 +29,14 @@ class Span:
 
 @dataclass
 class Layout:
-    """Where the T tokens of one forward belong. The first `decoding` of `spans` have one token each."""
+    """Cache positions of the T tokens of one forward. The first `decoding` spans have one token each."""
 
     cache: SlotCache
     spans: Sequence[Span]
     decoding: int
     positions_T: Tensor = field(init=False)
     masks: dict[tuple[int | None, torch.dtype], Tensor] = field(default_factory=dict)
-    """Additive masks of the decoding sequences by sliding window; layers share them."""
+    """Additive masks of the decoding sequences by sliding window and dtype, shared by the layers."""
 
     def __post_init__(self) -> None:
         self.positions_T = torch.tensor(
@@ -47,12 +47,12 @@ class Layout:
         self.even = len({span.start for span in decoding}) == 1
         slots = [span.slot for span in decoding]
         self.slots_B = torch.tensor(slots, dtype=torch.long)
-        # slots 0 .. n-1 in order are a view of the cache; anything else has to be gathered
+        # Slots 0 to n-1 in order are a view of the cache. Any other selection needs a gather.
         self.dense = slots == list(range(len(slots)))
         self.rows: slice | Tensor = slice(self.decoding) if self.dense else self.slots_B
 
     def write(self, new_HTD: Tensor, store: Tensor) -> None:
-        """Put the new keys (or values) of one layer into their places in `store` [slots, kv_heads, length, D]."""
+        """Write the new keys or values of one layer to their positions in `store` [slots, kv_heads, length, D]."""
         decoded_BHD = new_HTD[:, : self.decoding].transpose(0, 1)
         if self.dense and self.even:
             store[: self.decoding, :, self.length - 1] = decoded_BHD
@@ -65,7 +65,7 @@ class Layout:
             offset += span.count
 
     def decode_mask(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
-        """[decoding, 1, 1, length]: 0 where a decoding token attends, -inf elsewhere; None: everywhere."""
+        """Return an additive mask [decoding, 1, 1, length], or None if every token attends to all positions."""
         if self.even and (window is None or window >= self.length):
             return None
         key = (window, dtype)
@@ -92,13 +92,22 @@ def slot_attention(
     slots: Layout | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attention function for transformers: query [1, heads, T, D], key and value [1, kv_heads, T, D] of new
-    tokens; returns [1, T, heads, D_v]. `slots` travels through the model's keyword arguments."""
+    """Attention function for transformers' attention interface.
+
+    Takes query [1, heads, T, D] and key and value [1, kv_heads, T, D] of the new tokens, returns [1, T, heads, D_v].
+    `slots` is passed through the model's keyword arguments.
+    """
     if slots is None:
-        raise ValueError(f"{type(module).__name__} does not pass keyword arguments on to its attention")
+        raise ValueError(
+            f"{type(module).__name__} does not pass keyword arguments to its attention, which the embedded engine "
+            "requires; serve this model with engine = 'vllm'"
+        )
     for name in UNSUPPORTED:
         if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} needs {name}, which the embedded engine does not have")
+            raise ValueError(
+                f"{type(module).__name__} needs {name}, which the embedded engine does not support; serve "
+                "this model with engine = 'vllm'"
+            )
     layer: int = module.layer_idx  # type: ignore[assignment]
     keys, values = slots.cache.layer(layer, key[0], value[0])
     slots.write(key[0], keys)
@@ -117,8 +126,10 @@ def slot_attention(
 def _decode(
     query_HBD: Tensor, keys: Tensor, values: Tensor, layout: Layout, scaling: float | None, window: int | None
 ) -> Tensor:
-    """One query token a sequence. The query heads that share a key head stand in a row like query positions,
-    so that nothing is repeated. Returns [B, heads, D_v]."""
+    """Attend with one query token per sequence. Returns [B, heads, D_v].
+
+    The query heads that share a key head are laid out as query positions, so keys and values need not be repeated.
+    """
     heads, batch, dim = query_HBD.shape
     kv_heads = keys.shape[1]
     out = scaled_dot_product_attention(
@@ -134,7 +145,7 @@ def _decode(
 def _prefill(
     query_HTD: Tensor, keys: Tensor, values: Tensor, span: Span, scaling: float | None, window: int | None
 ) -> Tensor:
-    """A span of one sequence against all that its slot holds. Returns [T, heads, D_v]."""
+    """Attend from a span of one sequence to all positions of its slot up to the span's end. Returns [T, heads, D_v]."""
     end = span.start + span.count
     causal = span.start == 0 and (window is None or window >= end)
     mask_TL = None
@@ -157,7 +168,7 @@ def _prefill(
 
 
 def register() -> str:
-    """Make the attention known to transformers; returns the name of its implementation."""
+    """Register the attention with transformers and return the name of the implementation."""
     from transformers import AttentionInterface
 
     function: Callable[..., Any] = slot_attention

@@ -1,4 +1,4 @@
-"""Keys and values of the sequences in flight, and of prompts that siblings will ask for again."""
+"""Keys and values of running sequences, and a prefix cache for prompts that siblings will repeat."""
 
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -10,17 +10,17 @@ from torch import Tensor
 FIRST_SLOTS = 4
 FIRST_LENGTH = 256
 SHORTEST_PREFIX = 16
-"""Tokens; a shorter shared prefix is cheaper to compute again than to copy."""
+"""Minimum length of a cached prefix in tokens. A shorter one is faster to recompute than to copy."""
 
 KeyValues = list[tuple[Tensor, Tensor]]
-"""A sequence's keys and values per layer, each [kv_heads, length, head_dim]."""
+"""Keys and values of a sequence per layer, each [kv_heads, length, head_dim]."""
 
 
 class SlotCache:
-    """One slot a sequence; per layer keys and values [slots, kv_heads, length, head_dim], grown by doubling.
+    """Key-value cache with one slot per sequence: per layer [slots, kv_heads, length, head_dim], grown by doubling.
 
-    Layers take their shapes from what is first written, so that any attention geometry fits. Memory starts as
-    zeros: a masked position still meets a weight of 0, and 0 times garbage may be NaN.
+    Each layer takes its shape from the first write, so any attention geometry fits. Memory is initialised to zeros:
+    a masked position has weight 0, but 0 times uninitialised memory may be NaN.
     """
 
     def __init__(self, max_slots: int, max_length: int) -> None:
@@ -29,18 +29,18 @@ class SlotCache:
         self.free()
 
     def free(self) -> None:
-        """Give all memory back; it starts anew, as small as at first."""
+        """Free all memory and reset the cache to its initial size."""
         self.slots = min(FIRST_SLOTS, self.max_slots)
         self.length = min(FIRST_LENGTH, self.max_length)
         self.layers: dict[int, tuple[Tensor, Tensor]] = {}
 
     @property
     def nbytes(self) -> int:
-        """Memory of the keys and values."""
+        """Size of the keys and values in bytes."""
         return sum(tensor.nbytes for pair in self.layers.values() for tensor in pair)
 
     def reserve(self, slots: int, length: int) -> None:
-        """Make room for `slots` sequences of `length` tokens."""
+        """Grow the cache to hold `slots` sequences of `length` tokens."""
         wanted_slots = _grown(self.slots, slots, self.max_slots)
         wanted_length = _grown(self.length, length, self.max_length)
         if (wanted_slots, wanted_length) == (self.slots, self.length):
@@ -50,7 +50,7 @@ class SlotCache:
         self.slots, self.length = wanted_slots, wanted_length
 
     def layer(self, index: int, key_HTD: Tensor, value_HTD: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer; a new one is shaped for what is about to be written."""
+        """Return the keys and values of one layer, allocated with the shape of the given tensors on first use."""
         if index not in self.layers:
             self.layers[index] = (self._allocate(key_HTD), self._allocate(value_HTD))
         return self.layers[index]
@@ -62,17 +62,17 @@ class SlotCache:
                 tensor[target, :, :length] = tensor[source, :, :length]
 
     def read(self, slot: int, length: int) -> KeyValues:
-        """A copy of the first `length` positions."""
+        """Return a copy of the first `length` positions of a slot."""
         return [(k[slot, :, :length].clone(), v[slot, :, :length].clone()) for k, v in self.layers.values()]
 
     def fill(self, slot: int, content: KeyValues, length: int) -> None:
-        """Put the first `length` positions of `content` into a slot."""
+        """Copy the first `length` positions of `content` to a slot."""
         for pair, stored in zip(self.layers.values(), content):
             for tensor, source in zip(pair, stored):
                 tensor[slot, :, :length] = source[:, :length]
 
     def clear(self) -> None:
-        """Forget everything, so that nothing (not even a NaN) outlives the weights that made it."""
+        """Zero the memory, so that no value (such as a NaN) outlives the weights that computed it."""
         for pair in self.layers.values():
             for tensor in pair:
                 tensor.zero_()
@@ -84,14 +84,14 @@ class SlotCache:
 
 @dataclass(frozen=True)
 class Prefix:
-    """A prompt with the keys and values of its tokens."""
+    """Prompt with the keys and values of its tokens."""
 
     token_ids: np.ndarray
     content: KeyValues
 
 
 class PrefixCache:
-    """Recent prompts under the current weights; beyond `max_tokens` the least recently used go first."""
+    """LRU cache of prompts computed with the current weights, of at most `max_tokens` tokens in total."""
 
     def __init__(self, max_tokens: int) -> None:
         self.max_tokens = max_tokens
@@ -99,11 +99,14 @@ class PrefixCache:
         self.tokens = 0
 
     def keeps(self, token_ids: Sequence[int]) -> bool:
-        """Whether a prompt of this length is worth keeping and fits."""
+        """Return True if a prompt is long enough to be worth caching and fits."""
         return SHORTEST_PREFIX <= len(token_ids) <= self.max_tokens
 
     def longest(self, salt: str, token_ids: Sequence[int]) -> tuple[KeyValues, int] | None:
-        """The entry of this salt that shares most tokens from the start, and how many; None when too few."""
+        """Return the entry with the longest common prefix and its length, or None if that is below the minimum.
+
+        Only entries with the same salt are considered.
+        """
         wanted = np.asarray(token_ids, np.int64)
         best, length = None, SHORTEST_PREFIX - 1
         for key, prefix in self.entries.items():
@@ -115,7 +118,7 @@ class PrefixCache:
         return self.entries[best].content, length
 
     def store(self, salt: str, token_ids: Sequence[int], content: KeyValues) -> None:
-        """Keep a prompt that `keeps` has room for and that is not kept yet."""
+        """Add a prompt for which `keeps` is True and which is not cached yet, evicting old entries if necessary."""
         key = (salt, tuple(token_ids))
         self.entries[key] = Prefix(np.asarray(token_ids, np.int64), content)
         self.tokens += len(token_ids)
@@ -124,7 +127,7 @@ class PrefixCache:
             self.tokens -= len(dropped)
 
     def clear(self) -> None:
-        """Forget everything; entries never outlive the weights that made them."""
+        """Remove all entries. They are only valid for the weights that computed them."""
         self.entries.clear()
         self.tokens = 0
 
@@ -142,7 +145,7 @@ def _enlarged(old: Tensor, slots: int, length: int) -> Tensor:
 
 
 def _common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common start of two arrays."""
+    """Return the length of the common prefix of two arrays."""
     size = min(len(a), len(b))
     differs = a[:size] != b[:size]
     return int(differs.argmax()) if differs.any() else size

@@ -1,4 +1,4 @@
-"""The served model: loading it, and its forward over the slot cache."""
+"""Served model: loading, and its forward over the slot cache."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from braidrl.inference.engines.packed_linear import pack_linears
 
 
 class SlotModel:
-    """A Hugging Face causal language model whose keys and values live in a `SlotCache`."""
+    """Hugging Face causal language model with its keys and values in a `SlotCache`."""
 
     def __init__(self, config: ModelConfig) -> None:
         from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -38,7 +38,10 @@ class SlotModel:
         cache: SlotCache,
         rows: Sequence[int],
     ) -> Tensor:
-        """Logits [len(rows), V] after the tokens at `rows` of the flat input, all of which enter `cache`."""
+        """Run one forward and return the logits [len(rows), V] at positions `rows` of the flat input.
+
+        The keys and values of all tokens are written to `cache`.
+        """
         layout = Layout(cache, spans, decoding)
         output = self.module(
             input_ids=torch.tensor([token_ids]),
@@ -50,21 +53,23 @@ class SlotModel:
         return output.logits[0]
 
     def _check_layers(self, path: str) -> None:
-        """Refuse a model with layers that keep other state than keys and values, or that mask in another way."""
+        """Raise `ValueError` if a layer has state other than keys and values, or an unsupported attention mask."""
         config = self.module.config.get_text_config()
-        others = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+        layer_types = set(getattr(config, "layer_types", None) or ())
+        unsupported = layer_types - {"full_attention", "sliding_attention"}
+        # A trial forward: each layer that uses the attention interface allocates its part of the cache.
         cache = SlotCache(1, 2)
         self.forward([0, 0], [Span(0, 0, 2)], 0, cache, [1])
-        if others or len(cache.layers) != config.num_hidden_layers:
+        if unsupported or len(cache.layers) != config.num_hidden_layers:
             raise ValueError(
-                f"{path}: {len(cache.layers)} of {config.num_hidden_layers} layers keep keys and values"
-                f"{f', some are of type {sorted(others)}' if others else ''}; the embedded engine serves models "
-                "whose every layer is full or sliding-window attention"
+                f"cannot serve {path}: {len(cache.layers)} of {config.num_hidden_layers} layers store keys and values"
+                f"{f', unsupported layer types: {sorted(unsupported)}' if unsupported else ''}; in the embedded engine "
+                "every layer must be full or sliding-window attention; serve this model with engine = 'vllm'"
             )
 
 
 def _eos_ids(module: Any) -> frozenset[int]:
-    """Tokens that end a completion by the model's own word."""
+    """Return the end-of-sequence token ids of the model's generation config, or else of its config."""
     for config in (module.generation_config, module.config):
         eos = getattr(config, "eos_token_id", None)
         if eos is not None:

@@ -1,8 +1,8 @@
-"""Linear layers whose weights lie in the layout that the CPU's matrix units want.
+"""Linear layers with weights prepacked for the matrix units of the CPU.
 
-A plain linear rearranges its weights in every call (bfloat16) or falls on slow kernels for a handful of rows (float32).
-A packed one rearranges them once a weight update, at the price of a second copy. In bfloat16 the results are the same
-bit for bit, in float32 up to the order of summation.
+`nn.Linear` repacks its weights in every call (bfloat16) or uses slow kernels for a few rows (float32). A packed linear
+does it once per weight update, at the cost of a second copy of the weights. Results are bitwise equal in bfloat16 and
+equal up to the order of summation in float32.
 """
 
 import torch
@@ -11,24 +11,22 @@ from torch.nn.functional import linear
 
 
 class PackedLinear(nn.Linear):
-    """A linear on the CPU. `weight` stays what is loaded and updated; `packed` is what computes."""
+    """Linear layer on the CPU. `weight` is loaded and updated as usual, `packed` is used to compute."""
 
     packed: Tensor
 
     def pack(self) -> None:
-        """Take over the current `weight`."""
+        """Repack the current `weight`."""
         self.packed = torch.ops.mkldnn._reorder_linear_weight(self.weight.detach(), None)
 
     def forward(self, input: Tensor) -> Tensor:
         if input.dtype == torch.float32 and input.numel() == input.shape[-1]:
-            return linear(
-                input, self.weight, self.bias
-            )  # one row: a plain product of matrix and vector is faster
+            return linear(input, self.weight, self.bias)  # one row: the plain matrix-vector product is faster
         return torch.ops.mkldnn._linear_pointwise(input, self.packed, self.bias, "none", [], "")
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Pack every plain linear of a model on the CPU; call it again whenever weights have changed."""
+    """Pack every plain linear layer of a model on the CPU. Call it again after every weight change."""
     packable = {torch.float32} if torch.backends.mkldnn.is_available() else set()
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         packable.add(torch.bfloat16)

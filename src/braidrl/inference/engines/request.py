@@ -1,4 +1,4 @@
-"""One completion on its way through the engine."""
+"""Request of the embedded engine and its progress."""
 
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -6,37 +6,37 @@ from dataclasses import dataclass, field
 from braidrl.inference.engines.sampling import Candidates, SamplingParams
 
 Score = tuple[int, float, int]
-"""Token id, log-probability, rank (1 is the best)."""
+"""Token id, log-prob, rank (1 is the most likely)."""
 
 
 @dataclass(eq=False)
 class Completion:
-    """One completion: what was asked, and what there is so far."""
+    """Parameters and state of one completion."""
 
     id: str
     prompt: list[int]
     params: SamplingParams
     seed: int
-    """Seed of its draws."""
+    """Random seed."""
     max_tokens: int
-    """Tokens that it may generate, the context limit included."""
+    """Maximum number of generated tokens, already capped by the context limit."""
     stop_ids: frozenset[int]
-    """Tokens that end it."""
+    """Tokens that end the completion."""
     salt: str = ""
-    """Only requests of the same salt share cached prefixes."""
+    """Cache salt. Only requests with the same salt share cached prefixes."""
     tokens: list[int] = field(default_factory=list)
     """Prompt and completion so far."""
     cached: int = 0
-    """How many of `tokens` have keys and values under the current weights."""
+    """Number of leading `tokens` with keys and values computed with the current weights."""
     logprobs: list[float] = field(default_factory=list)
     candidates: list[Candidates] = field(default_factory=list)
     scores: list[list[Score]] = field(default_factory=list)
-    """Of prompt tokens 1, 2, ...: the token itself, then the most likely ones."""
+    """Scores of prompt tokens 1, 2, ...: first of the token itself, then of the most likely ones."""
     versions: list[tuple[int, int]] = field(default_factory=list)
-    """Runs of (weight version, generated tokens)."""
+    """Run-length encoded policy versions: (version, number of generated tokens)."""
     finish_reason: str | None = None
     future: "Future[Completion]" = field(default_factory=Future)
-    """Resolves to the request itself when it is finished; cancelling it aborts the request."""
+    """Resolves to this object when it is finished. Cancelling it aborts the request."""
 
     def __post_init__(self) -> None:
         self.tokens = list(self.prompt)
@@ -47,16 +47,16 @@ class Completion:
 
     @property
     def key(self) -> tuple[str, tuple[int, ...]]:
-        """What siblings have in common."""
+        """Key of the prompt in the prefix cache, shared by siblings."""
         return self.salt, tuple(self.prompt)
 
     @property
     def wants_scores(self) -> bool:
-        """Whether prompt log-probs are still missing."""
+        """True if requested prompt log-probs are still missing."""
         return self.params.prompt_logprobs is not None and len(self.scores) < len(self.prompt) - 1
 
     def add(self, token: int, logprob: float, candidates: Candidates, version: int) -> None:
-        """Append a drawn token and finish when it is the last."""
+        """Append a sampled token. Set `finish_reason` if it is the last."""
         self.tokens.append(token)
         self.logprobs.append(logprob)
         self.candidates.append(candidates)
@@ -71,6 +71,6 @@ class Completion:
             self.finish_reason = "length"
 
     def fail(self, error: BaseException) -> None:
-        """Tell the caller, if it is still there."""
+        """Set an exception on the future unless the caller has cancelled it."""
         if self.future.set_running_or_notify_cancel():
             self.future.set_exception(error)

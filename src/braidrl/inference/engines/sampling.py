@@ -1,6 +1,7 @@
-"""Drawing tokens: pure functions on logits, with randomness from counters instead of generators.
+"""Token sampling: pure functions of logits with counter-based random numbers instead of stateful generators.
 
-B is the number of rows, V the vocabulary. A row's draw depends on its seed and position alone.
+B is the number of rows, V the vocabulary size. A row's sample depends only on its logits, seed and position, not on the
+other rows of the batch.
 """
 
 from collections.abc import Sequence
@@ -17,55 +18,58 @@ BLOCK = 128
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How one request is sampled. Ranges are checked where requests enter (`braidrl.inference.protocol`)."""
+    """Sampling parameters of one request. The HTTP routes check their ranges (`braidrl.inference.routes`)."""
 
     temperature: float = 1.0
     """Softmax temperature; 0 is greedy."""
     top_p: float = 1.0
     """Nucleus mass in (0, 1]."""
     top_k: int = -1
-    """Most likely tokens kept; 0 and -1 keep all."""
+    """Number of most likely tokens to keep; 0 and -1 keep all."""
     min_p: float = 0.0
-    """Least probability kept, relative to the most likely token's."""
+    """Minimum probability of a kept token, relative to the most likely token."""
     max_tokens: int | None = None
-    """Most tokens to generate; None: what the context allows."""
+    """Maximum number of generated tokens; None: limited by the context."""
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the completion; the one that did is part of it."""
+    """Tokens that end the completion. The stop token is included in it."""
     seed: int | None = None
-    """Seed of the draws; None: one from the server's seed and a counter."""
+    """Random seed; None: derived from the server's seed and a counter."""
     logprobs: int = 0
-    """Candidates to report per generated token."""
+    """Number of candidates to report per generated token."""
     prompt_logprobs: int | None = None
-    """Candidates to report per prompt token; None: do not score the prompt."""
+    """Number of candidates to report per prompt token; None: the prompt is not scored."""
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens are cut off before drawing."""
+        """True if tokens may be cut off before sampling."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0 or self.min_p > 0)
 
 
 class Candidates(NamedTuple):
-    """The most likely tokens at one position, best first; cut-off tokens are absent."""
+    """Most likely tokens at one position, best first, without cut-off tokens."""
 
     token_ids: np.ndarray
-    """i32[W]."""
+    """Token ids, i32[W]."""
     logprobs: np.ndarray
-    """f64[W]: in the distribution that is drawn from."""
+    """Log-probs under the sampling distribution, f64[W]."""
 
 
 @dataclass(frozen=True)
 class Draws:
-    """One drawn token a row, and what it was drawn from."""
+    """One sampled token per row with its log-prob and candidates."""
 
     token_ids: list[int]
     logprobs: list[float]
-    """Log-probability of each drawn token in the distribution that it was drawn from."""
+    """Log-prob of each sampled token under the sampling distribution."""
     candidates: list[Candidates]
-    """Of each row, as many as it asked for."""
+    """Candidates of each row; their number is the request's `logprobs`."""
 
 
 def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
-    """f64[B] in [0, 1): a counter-based generator (splitmix64, Steele et al. 2014) of 53 random bits each."""
+    """Return random numbers f64[B] in [0, 1) with 53 bits each, as a function of seed and position.
+
+    The generator is splitmix64 (Steele et al. 2014).
+    """
     with np.errstate(over="ignore"):
         keys = _mix(np.array([seed & (2**64 - 1) for seed in seeds], np.uint64))
         bits = _mix(keys + (np.array(positions, np.uint64) + np.uint64(1)) * np.uint64(GOLDEN))
@@ -73,17 +77,17 @@ def uniforms(seeds: Sequence[int], positions: Sequence[int]) -> np.ndarray:
 
 
 def derived_seed(seed: int, counter: int) -> int:
-    """The seed of the `counter`-th request that brings none of its own."""
+    """Return the seed for a request without a seed. `counter` is the number of requests so far."""
     with np.errstate(over="ignore"):
         base = _mix(np.array([seed & (2**64 - 1)], np.uint64)) + np.uint64(counter & (2**64 - 1))
         return int(_mix(base ^ np.uint64(GOLDEN))[0])
 
 
 def processed_logits(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """f32[B, V]: logits over temperature with the cut-off tokens at -inf: the softmax is what is drawn from.
+    """Return f32[B, V]: logits divided by temperature, cut-off tokens at -inf. Tokens are sampled from their softmax.
 
-    As vLLM does: temperature, then min_p, then top_k (ties stay), then top_p on what is left. A greedy row
-    keeps temperature 1 and every token, so that its reported log-probabilities are the model's own.
+    The order is vLLM's: temperature, min_p, top_k (keeping ties), then top_p on the remaining tokens. Greedy rows keep
+    temperature 1 and all tokens, so their reported log-probs are those of the model.
     """
     scaled_BV = logits_BV.to(torch.float32, copy=True)
     temperatures = [p.temperature or 1.0 for p in params]
@@ -96,20 +100,21 @@ def processed_logits(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Ten
 
 
 def draw(logits_BV: Tensor, params: Sequence[SamplingParams], uniforms_B: np.ndarray) -> Draws:
-    """Draw one token a row by inverting the cumulative distribution; greedy rows take the best.
+    """Sample one token per row by inverting the cumulative distribution. Greedy rows take the most likely token.
 
-    Raises `FloatingPointError` when a row's logits hold a NaN or an infinity.
+    Raises `FloatingPointError` if the logits of a row contain NaN or infinity.
     """
     scaled_BV = processed_logits(logits_BV, params)
     best_B1, argbest_B1 = scaled_BV.max(-1, keepdim=True)
     width = min(max(p.logprobs for p in params), scaled_BV.shape[1])
     values_BK, ids_BK = (best_B1, argbest_B1) if width <= 1 else scaled_BV.topk(width, -1)
-    # in place: at this size a new tensor costs as much as the exp
+    # In place: at this size, allocating a new tensor costs as much as the exp.
     weights_BV = scaled_BV.sub_(best_B1).exp_()
     tokens_B, totals_B = _invert(weights_BV, torch.from_numpy(uniforms_B).to(scaled_BV.device))
     if not bool(torch.isfinite(totals_B).all()):
         raise FloatingPointError(
-            "the model's logits are not finite; its weights have diverged or are damaged"
+            "the model's logits are not finite: its weights have diverged or are damaged; restart from an earlier "
+            "checkpoint"
         )
     greedy_B = torch.tensor([p.temperature == 0 for p in params], device=scaled_BV.device)
     tokens_B = torch.where(greedy_B, argbest_B1[:, 0], tokens_B)
@@ -120,8 +125,10 @@ def draw(logits_BV: Tensor, params: Sequence[SamplingParams], uniforms_B: np.nda
 
 
 def score(logits_BV: Tensor, targets: Sequence[int], width: int) -> list[list[tuple[int, float, int]]]:
-    """For each row `(token, log-probability, rank)` of its target and then of the `width` best tokens, at
-    temperature 1 over the whole vocabulary. Rank 1 is the best."""
+    """Return `(token, log-prob, rank)` of each row's target and then of its `width` most likely tokens.
+
+    Temperature is 1 and no token is cut off. Rank 1 is the most likely token.
+    """
     logprobs_BV = torch.log_softmax(logits_BV.float(), -1)
     target_B1 = torch.tensor(targets, device=logprobs_BV.device)[:, None]
     found_B1 = logprobs_BV.gather(1, target_B1)
@@ -136,7 +143,7 @@ def score(logits_BV: Tensor, targets: Sequence[int], width: int) -> list[list[tu
 
 
 def _candidates(ids_BK: Tensor, logprobs_BK: Tensor, wanted: Sequence[int]) -> list[Candidates]:
-    """Each row's own copy of what it wants: a view would keep the whole batch alive as long as the request."""
+    """Return the first `wanted` candidates of each row, as copies: a view would keep the arrays of the batch alive."""
     ids, logprobs = ids_BK.to(torch.int32).cpu().numpy(), logprobs_BK.cpu().numpy()
     counts = np.minimum(wanted, (logprobs > -np.inf).sum(-1)).tolist()
     return [
@@ -151,7 +158,7 @@ def _mix(x: np.ndarray) -> np.ndarray:
 
 
 def _truncate(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Set what min_p, top_k and top_p cut off to -inf."""
+    """Set tokens cut off by min_p, top_k and top_p to -inf."""
     ratios_B1 = logits_BV.new_tensor([p.min_p for p in params])[
         :, None
     ].log()  # log 0 = -inf keeps every token
@@ -167,6 +174,7 @@ def _truncate(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
         logits_BV = logits_BV.masked_fill(logits_BV < logits_BV.new_tensor(floors)[:, None], -torch.inf)
     if any(p.top_p < 1 for p in params):
         ordered_BV, order_BV = logits_BV.sort(dim=-1, descending=True, stable=True)
+        # Mass before each token, so that the token that crosses top_p is kept.
         before_BV = ordered_BV.softmax(-1, dtype=torch.float64).cumsum(-1).roll(1, -1)
         before_BV[:, 0] = 0
         nucleus_B1 = before_BV.new_tensor([p.top_p if p.top_p < 1 else torch.inf for p in params])[:, None]
@@ -177,9 +185,10 @@ def _truncate(logits_BV: Tensor, params: Sequence[SamplingParams]) -> Tensor:
 
 
 def _invert(weights_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
-    """Tokens i64[B] at which the running sum of the weights first exceeds `uniform * total`; totals f64[B].
+    """Return the tokens i64[B] at which the cumulative weight first exceeds `uniform * total`, and the totals f64[B].
 
-    Blocks are summed first, so that the running sum is short and exact in float64, with one pass over V.
+    Blocks are summed first, then searched. This needs one pass over V and a cumulative sum over V / BLOCK entries,
+    which is short enough for float64.
     """
     rows, vocabulary = weights_BV.shape
     blocks = -(-vocabulary // BLOCK)
@@ -194,9 +203,9 @@ def _invert(weights_BV: Tensor, uniforms_B: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _locate(running_BN: Tensor, targets_B: Tensor) -> tuple[Tensor, Tensor]:
-    """First index whose running sum exceeds the target, and the target minus the sum before it. A target that
-    rounding lifted to the total falls on the last entry of positive weight."""
+    """Return the first index whose cumulative sum exceeds the target, and the target minus the sum before it."""
     total_B = running_BN[:, -1]
+    # Rounding can lift a target to the total. Clamp it so that it falls on the last entry of positive weight.
     targets_B = torch.minimum(targets_B, total_B.nextafter(torch.zeros_like(total_B)))
     index_B = torch.searchsorted(running_BN, targets_B[:, None], right=True)[:, 0].clamp_(
         max=running_BN.shape[1] - 1

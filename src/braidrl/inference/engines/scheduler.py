@@ -1,4 +1,4 @@
-"""Who computes what in the next forward: continuous batching with a prefill budget."""
+"""Scheduler of the embedded engine: continuous batching with a prefill budget."""
 
 from collections.abc import Sequence
 
@@ -7,21 +7,21 @@ from braidrl.inference.engines.cache import PrefixCache, SlotCache
 from braidrl.inference.engines.request import Completion
 
 SCORED_TOKENS = 256
-"""Most prompt tokens of one forward whose log-probs are asked for: each needs a row of logits."""
+"""Maximum number of prompt tokens scored in one forward. Each needs a row of logits."""
 
 Work = tuple[Completion, Span]
 
 
 class ForwardBatch:
-    """One forward: the flat tokens of its spans, and which logits are wanted for what."""
+    """Input of one forward: the flat tokens of its spans and the positions whose logits are used."""
 
     def __init__(self, work: Sequence[Work]) -> None:
         self.token_ids: list[int] = []
         self.spans = [span for _, span in work]
         self.drawing: list[Completion] = []
-        """Requests that get a token; theirs are the first rows."""
+        """Requests that sample a token. Their rows of logits come first."""
         self.scoring: list[tuple[Completion, list[int]]] = []
-        """Requests whose prompt is scored, with the prompt tokens that their rows are scored for."""
+        """Requests with prompt scoring, each with the target token of each of its rows."""
         drawn: list[int] = []
         scored: list[int] = []
         for request, span in work:
@@ -35,11 +35,11 @@ class ForwardBatch:
                 self.drawing.append(request)
                 drawn.append(len(self.token_ids) - 1)
         self.rows = drawn + scored
-        """Positions in `token_ids` whose logits are wanted."""
+        """Positions in `token_ids` whose logits are computed."""
 
 
 class Scheduler:
-    """Requests that wait and requests that run. `running[i]` owns cache slot i, so that slots stay dense."""
+    """Queues of waiting and running requests. `running[i]` owns cache slot i, so used slots are contiguous."""
 
     def __init__(self, cache: SlotCache, prefixes: PrefixCache, prefill_tokens: int) -> None:
         self.cache = cache
@@ -54,9 +54,10 @@ class Scheduler:
         return bool(self.waiting or self.running)
 
     def plan(self) -> tuple[list[Work], int]:
-        """The spans of the next forward and how many of them (the first) decode. Admits what fits."""
+        """Admit waiting requests that fit. Return the spans of the next forward and how many of the first decode."""
         decoding: list[Work] = []
         prefilling: list[Work] = []
+        # Remaining numbers of prefilled and scored tokens, reduced by `_prefill`.
         budgets = [self.prefill_tokens, SCORED_TOKENS]
 
         def schedule(request: Completion, slot: int) -> None:
@@ -78,7 +79,7 @@ class Scheduler:
         return work, len(decoding)
 
     def release(self, request: Completion) -> None:
-        """Free the slot of a request; the last slot moves into the gap."""
+        """Free the slot of a request. The last slot moves into the gap."""
         slot = self.running.index(request)
         last = self.running.pop()
         if last is not request:
@@ -86,29 +87,30 @@ class Scheduler:
             self.cache.move(len(self.running), slot, last.cached)
 
     def drop_cancelled(self) -> None:
-        """Forget requests whose caller went away."""
+        """Remove requests that their caller has cancelled."""
         self.waiting = [request for request in self.waiting if not request.future.cancelled()]
         for request in [request for request in self.running if request.future.cancelled()]:
             self.release(request)
 
     def forget_cached(self) -> None:
-        """New weights: every sequence in flight will be computed again, no older prefix is used again."""
+        """Invalidate all cached keys and values after a weight change. Running sequences are recomputed."""
         self.prefixes.clear()
         self.cache.clear()
         for request in self.running:
             request.cached = 0
+            # Without a generated token yet, the prompt is scored again under the new weights.
             if not request.logprobs:
                 request.scores.clear()
 
     def computed(self, request: Completion, span: Span) -> None:
-        """Note that a span has keys and values; a prompt that is complete is kept for its siblings."""
+        """Record that a span has been computed. A prompt that is now complete is cached for its siblings."""
         request.cached = span.start + span.count
         complete = span.start < len(request.prompt) <= request.cached
         if complete and self.prefixes.keeps(request.prompt) and request.key not in self.prefixes.entries:
             self.prefixes.store(*request.key, self.cache.read(span.slot, len(request.prompt)))
 
     def _prefill(self, request: Completion, slot: int, budgets: list[int]) -> list[Work]:
-        """The next span of a prompt, within the budgets of prefilled and of scored tokens."""
+        """Return the next span of a prompt within the budgets of prefilled and scored tokens; empty if none is left."""
         count = min(len(request.tokens) - request.cached, budgets[0])
         if request.wants_scores:
             count = min(count, budgets[1])
@@ -117,7 +119,10 @@ class Scheduler:
         return [(request, Span(slot, request.cached, count))] if count > 0 else []
 
     def _admissible(self) -> list[Completion]:
-        """Waiting requests in order, without those whose prompt a sibling is just computing for all."""
+        """Return the waiting requests in order, except those whose prompt is being computed by a sibling.
+
+        These wait until the prompt is in the prefix cache, so that it is computed once per group.
+        """
         leading = {request.key for request in self.running if request.cached < len(request.prompt)}
         chosen = []
         for request in self.waiting:
@@ -138,7 +143,7 @@ class Scheduler:
         if found is None:
             return
         content, common = found
-        # the last prompt token is computed in any case: its logits are the first to draw from
+        # The last prompt token is always recomputed: the first token is sampled from its logits.
         request.cached = min(common, len(request.prompt) - 1)
         self.cache.reserve(len(self.running), request.cached)
         self.cache.fill(len(self.running) - 1, content, request.cached)

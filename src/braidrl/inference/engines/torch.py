@@ -1,4 +1,4 @@
-"""The embedded engine: continuous batching in one thread that alone touches the model."""
+"""Embedded engine: continuous batching in a dedicated thread, the only one that uses the model."""
 
 import logging
 import queue
@@ -23,12 +23,12 @@ from braidrl.inference.engines.weights import ServedWeights
 logger = logging.getLogger(__name__)
 
 PREFIX_SHARE = 8
-"""Kept prompts take at most this fraction (1/8) of the tokens that the slots can hold."""
+"""Divisor of the slot capacity in tokens that gives the size of the prefix cache (1/8 of the capacity)."""
 
 
 @dataclass
 class Stats:
-    """Counters since the start."""
+    """Counters since the engine started."""
 
     generated_tokens: int = 0
     prompt_tokens: int = 0
@@ -39,7 +39,7 @@ class Stats:
 
 @dataclass
 class Command:
-    """Something to do in the engine thread, between two forwards."""
+    """Function to run in the engine thread between two forwards."""
 
     function: Callable[[], Any]
     future: "Future[Any]" = field(default_factory=Future)
@@ -58,14 +58,14 @@ class Command:
 
 
 class EngineClosed(RuntimeError):
-    """The engine ended before the request did."""
+    """Raised for a request that was unfinished when the engine ended."""
 
 
 class TorchEngine:
-    """Serves one model. Every method may be called from any thread; its future resolves in the engine's.
+    """Engine that serves one model. Methods are thread-safe; their futures resolve in the engine thread.
 
-    `loaded` resolves when requests are taken, `ended` when the thread ends: to None after `close`, to the
-    exception after a fault that it cannot survive. A fault in one forward fails the requests that shared it.
+    `loaded` resolves when the engine accepts requests. `ended` resolves when the thread ends: to None after `close`,
+    or to the exception of a fatal error. An error in one forward fails only the requests in that forward.
     """
 
     def __init__(self, config: InferenceConfig) -> None:
@@ -81,11 +81,11 @@ class TorchEngine:
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Load the model and begin to serve, in the engine's own thread."""
+        """Load the model and start serving in the engine thread."""
         self._thread.start()
 
     def close(self, timeout: float = 30.0) -> None:
-        """End after the current forward; unfinished requests fail with `EngineClosed`."""
+        """End the engine after the current forward. Unfinished requests fail with `EngineClosed`."""
         self._closing = True
         self._inbox.put(None)
         if self._thread.is_alive():
@@ -94,7 +94,7 @@ class TorchEngine:
     def request(
         self, prompt: list[int], params: SamplingParams, *, id: str, salt: str = "", eos: bool = True
     ) -> Completion:
-        """A request capped by the context limit; with `eos`, the model's own end tokens end it as well."""
+        """Create a request, capped by the context limit. With `eos`, the model's end-of-sequence tokens stop it."""
         self.stats.requests += 1
         room = self.config.seq_len - len(prompt)
         return Completion(
@@ -109,32 +109,37 @@ class TorchEngine:
 
     def submit(self, request: Completion) -> "Future[Completion]":
         """Queue a request. Cancelling the future aborts it and frees its slot."""
+        # An empty item wakes the engine thread so that it drops the cancelled request.
         request.future.add_done_callback(lambda future: self._inbox.put(None) if future.cancelled() else None)
         self._send(request)
         return request.future
 
     def pause(self) -> "Future[None]":
-        """Once it resolves, no token is generated until `resume`; requests wait."""
+        """Stop generating until `resume`. Requests wait. Resolves when no more tokens are generated."""
         return self._call(lambda: setattr(self, "paused", True))
 
     def resume(self) -> "Future[None]":
-        """Go on generating."""
+        """Continue generating after `pause`."""
         return self._call(lambda: setattr(self, "paused", False))
 
     def sleep(self) -> "Future[None]":
-        """Once it resolves, the caches have no memory and no token is generated until `wake_up`; requests wait, and
-        those under way go on from recomputed keys and values. The weights stay: this engine has them on the host."""
+        """Free the caches and stop generating until `wake_up`. Resolves when the memory is free.
+
+        Requests wait; running ones continue later with recomputed keys and values. The weights are not freed, because
+        this engine keeps them in host memory.
+        """
         return self._call(self._sleep)
 
     def wake_up(self) -> "Future[None]":
-        """Go on generating."""
+        """Continue generating after `sleep`."""
         return self._call(lambda: setattr(self, "asleep", False))
 
     def update_weights(self, path: Path, version: int) -> "Future[int]":
-        """Swap in the weights of a folder between two forwards; resolves to `version`.
+        """Swap in the weights of a folder between two forwards. Resolves to `version`.
 
-        Sequences in flight go on under the new weights, from recomputed keys and values. `WeightsError` leaves
-        everything as it was."""
+        Running sequences continue under the new weights with recomputed keys and values. After a `WeightsError` the
+        old weights are still served.
+        """
         return self._call(lambda: self._update(path, version))
 
     def _call(self, function: Callable[[], Any]) -> "Future[Any]":
@@ -145,6 +150,7 @@ class TorchEngine:
 
     def _send(self, item: "Completion | Command") -> None:
         self._inbox.put(item)
+        # Check after putting: if the thread has ended, this item must be failed here.
         if self.ended.done():
             self._fail_inbox()
 
@@ -173,7 +179,7 @@ class TorchEngine:
         self.loaded.set_result(None)
 
     def _read_inbox(self) -> None:
-        """Take what others sent; wait for it when there is nothing else to do."""
+        """Handle queued requests and commands. Block until one arrives if there is nothing to compute."""
         while not self._closing:
             idle = self._held or not self.scheduler.busy
             try:
@@ -193,17 +199,17 @@ class TorchEngine:
     def _sleep(self) -> None:
         self.asleep = True
         self.scheduler.forget_cached()
-        logger.info("asleep: %.1f MiB of caches are free", self.scheduler.cache.nbytes / 2**20)
+        logger.info("asleep: freed %.1f MiB of caches", self.scheduler.cache.nbytes / 2**20)
         self.scheduler.cache.free()
 
     def _step(self) -> None:
-        """One forward over all running requests, and one token for each that is up to date."""
+        """Run one forward over all running requests and sample a token for each that has no prompt left to compute."""
         started = time.perf_counter()
         try:
             self._advance(*self.scheduler.plan())
         except Exception as error:
             if not self.scheduler.running:
-                raise  # no request's fault: trying again would fail for ever
+                raise  # no request caused the error, so every retry would fail
             logger.exception("a forward over %d requests failed", len(self.scheduler.running))
             for request in list(self.scheduler.running):
                 self.scheduler.release(request)
@@ -217,6 +223,7 @@ class TorchEngine:
         for request, span in work:
             self.stats.prompt_tokens += max(0, min(span.start + span.count, len(request.prompt)) - span.start)
             self.scheduler.computed(request, span)
+        # The rows of sampling requests come first, then those of prompt scoring.
         at = len(batch.drawing)
         for request, targets in batch.scoring:
             width = request.params.prompt_logprobs or 0
@@ -250,7 +257,7 @@ class TorchEngine:
         return version
 
     def _end(self, error: BaseException | None) -> None:
-        """Fail whatever waits, so that nobody waits for ever."""
+        """Fail all outstanding requests and commands, so that no caller blocks forever."""
         cause = error or EngineClosed("the inference engine was closed")
         if not self.loaded.done():
             self.loaded.set_exception(cause)

@@ -1,6 +1,6 @@
-"""Stock vLLM as the engine: `braid inference` becomes its OpenAI server, with the flags that a run needs.
+"""Stock vLLM as the engine: `braid inference` replaces itself with vLLM's OpenAI server and the flags that a run needs.
 
-Nothing of it is patched or imported here, so it may live in an environment of its own (`vllm.python`).
+vLLM is neither imported nor patched here, so it can be installed in a separate environment (`vllm.python`).
 """
 
 import os
@@ -16,39 +16,39 @@ from braidrl.utils.http import read_api_key
 
 SERVER = "vllm.entrypoints.openai.api_server"
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Ranks that vLLM makes room for; a smaller adapter is padded."""
+"""Values that vLLM accepts for `--max-lora-rank`. Smaller adapters are padded."""
 WORKER_FOLDER = Path(__file__).parents[1] / "vllm_worker"
-"""All of Braid that vLLM's interpreter sees."""
-LOOK_SECONDS = 60.0
-"""Longest wait for an interpreter to say what it has."""
+"""Only part of Braid on the path of vLLM's interpreter."""
+PROBE_SECONDS = 60.0
+"""Timeout for checking that an interpreter has vLLM."""
 
 
 def run(config: InferenceConfig) -> NoReturn:
-    """Replace this process by the server. Raises `ConfigError` where there is none."""
+    """Replace this process with the vLLM server. Raises `ConfigError` if vLLM is not installed."""
     python = interpreter(config)
     os.execve(python, [python, *arguments(config)], os.environ | variables(config))
 
 
 def interpreter(config: InferenceConfig) -> str:
-    """Path of the Python that has vLLM. Raises `ConfigError`."""
+    """Return the path of the Python interpreter that has vLLM. Raises `ConfigError` if it does not have it."""
     wanted = config.vllm.python or sys.executable
     python = shutil.which(wanted)
     if python is None:
         raise ConfigError(
-            "vllm.python", f"{wanted!r} is no program; name the python of an environment that has vLLM"
+            "vllm.python", f"{wanted!r} is not an executable; set the python of an environment that has vLLM"
         )
-    look = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
-    if subprocess.run([python, "-c", look], check=False, timeout=LOOK_SECONDS).returncode:
+    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('vllm') is None)"
+    if subprocess.run([python, "-c", probe], check=False, timeout=PROBE_SECONDS).returncode:
         raise ConfigError(
             "vllm.python",
-            f"{python} has no vLLM; install it there (pip install vllm), or name the python of an environment that "
+            f"{python} has no vLLM; install it there (pip install vllm), or set the python of an environment that "
             "has it",
         )
     return python
 
 
 def arguments(config: InferenceConfig) -> list[str]:
-    """What follows the interpreter on the command line."""
+    """Return the command-line arguments after the interpreter."""
     flags = {
         "host": config.host,
         "port": config.port,
@@ -59,10 +59,10 @@ def arguments(config: InferenceConfig) -> list[str]:
         "max-model-len": config.seq_len,
         "max-num-seqs": config.max_batch_size,
         "max-num-batched-tokens": max(config.prefill_tokens, config.max_batch_size),
-        # log-probs of the distribution that was sampled from, as the trainer replays it
+        # Log-probs after temperature and truncation, which the trainer reproduces.
         "logprobs-mode": "processed_logprobs",
         "max-logprobs": config.max_logprobs,
-        # the trainer computes logits in float32, whatever the type of the model
+        # The trainer computes logits in float32 regardless of the model's dtype.
         "hf-overrides": '{"head_dtype": "float32"}',
         "tensor-parallel-size": config.vllm.tensor_parallel_size,
         "pipeline-parallel-size": config.vllm.pipeline_parallel_size,
@@ -83,11 +83,12 @@ def arguments(config: InferenceConfig) -> list[str]:
     if config.model.trust_remote_code:
         switches.append("trust-remote-code")
     named = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
+    # User arguments come last: vLLM uses the last value of a repeated flag.
     return ["-m", SERVER, *named, *(f"--{name}" for name in switches), *config.vllm.args]
 
 
 def variables(config: InferenceConfig) -> dict[str, str]:
-    """Environment variables of the server. Raises `ValueError` where the one with the API key is not set."""
+    """Return the server's environment variables. Raises `ValueError` if the variable of the API key is not set."""
     found = {
         "VLLM_SERVER_DEV_MODE": "1",  # opens /pause, /collective_rpc, ...
         "VLLM_NO_USAGE_STATS": "1",
@@ -96,7 +97,7 @@ def variables(config: InferenceConfig) -> dict[str, str]:
     if config.vllm.lora_rank is not None:
         found["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"  # opens /v1/load_lora_adapter
     if config.threads is not None:
-        # where processes share cores, none of them may bind its threads to some
+        # Processes share the cores, so vLLM must not pin its threads.
         found |= {"OMP_NUM_THREADS": str(config.threads), "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     if (key := read_api_key(config.api_key_var, "inference")) is not None:
         found["VLLM_API_KEY"] = key

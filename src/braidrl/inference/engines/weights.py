@@ -1,4 +1,4 @@
-"""Taking over new weights in place: everything is checked before anything is changed."""
+"""In-place weight updates. Everything is checked before any weight changes."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,31 +14,32 @@ from braidrl.transport.weights import base_of, bases_of
 from braidrl.utils.adapter import is_adapter
 
 LISTED = 3
-"""Names that an error lists of each kind."""
+"""Maximum number of tensor names of each kind in an error message."""
 
 
 class WeightsError(ValueError):
-    """A weights folder that does not fit the served model."""
+    """Raised for a weights folder that does not fit the served model."""
 
 
 class ServedWeights:
-    """The weights of a served model, which change from one published folder to the next."""
+    """Weights of a served model, updated from published folders."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.base = Base()
         self.folder: Path | None = None
-        """What they are; None: what was loaded at the start."""
+        """Folder of the current weights; None: those loaded at the start."""
 
     def update(self, path: Path) -> None:
-        """Take over a folder: a whole model, an adapter of the model that was served before any, or a delta, after
-        those that lead to it from what is served or from a whole model.
+        """Apply a published folder: a whole model, an adapter, or a delta.
 
-        Raises `WeightsError` for one that does not fit; then everything is as it was before that folder.
+        An adapter is applied to the model as it was before any adapter. A delta is applied after the deltas that
+        precede it, starting from the current weights or from a whole model. Raises `WeightsError` if a folder does not
+        fit; the weights are then those before that folder.
         """
         try:
-            for folder in self._way(path):
-                self._take(folder)
+            for folder in self._chain(path):
+                self._apply(folder)
                 self.folder = folder
         except WeightsError:
             raise
@@ -47,16 +48,17 @@ class ServedWeights:
         finally:
             pack_linears(self.model)
 
-    def _way(self, path: Path) -> list[Path]:
-        way = [path]
+    def _chain(self, path: Path) -> list[Path]:
+        """Return the folders to apply in order: missing bases of `path`, then `path`."""
+        chain = [path]
         for base in bases_of(path):
             if base == self.folder:
                 break
-            way.append(base)
-        return way[::-1]
+            chain.append(base)
+        return chain[::-1]
 
     @torch.no_grad()
-    def _take(self, folder: Path) -> None:
+    def _apply(self, folder: Path) -> None:
         state = self.model.state_dict()
         if is_adapter(folder):
             self.base.merge(read_adapter(folder, state), state)
@@ -70,14 +72,14 @@ class ServedWeights:
 
 
 def read_weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of all safetensors files of a Hugging Face folder, checked against `model`.
+    """Read the tensors of all safetensors files of a Hugging Face folder and check them against `model`.
 
-    A tied parameter may stand under any or all of its names. Raises `WeightsError` for a folder without
-    weights, an unreadable file, missing, unknown or mis-shaped tensors, and tied names that differ.
+    A tied parameter may be stored under any or all of its names. Raises `WeightsError` for a folder without weights,
+    an unreadable file, missing, unknown or mis-shaped tensors, and tied names with different values.
     """
     files = sorted(path.glob("*.safetensors"))
     if not files:
-        raise WeightsError(f"{path} holds no *.safetensors; a folder of published weights is required")
+        raise WeightsError(f"no *.safetensors in {path}; a folder of published weights is required")
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:
@@ -96,7 +98,7 @@ def _check(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor
         for name in tensors
         if name in state and tensors[name].shape != state[name].shape
     ]
-    groups: dict[tuple[int, torch.Size], list[str]] = {}
+    groups: dict[tuple[int, torch.Size], list[str]] = {}  # names by storage: tied parameters share it
     for name, tensor in state.items():
         groups.setdefault((tensor.data_ptr(), tensor.shape), []).append(name)
     missing, unequal = [], []
@@ -113,10 +115,12 @@ def _check(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Tensor
         "tied but different": unequal,
     }
     if any(problems.values()):
-        told = "; ".join(
+        details = "; ".join(
             f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names
         )
-        raise WeightsError(f"{path} does not fit the served model ({told}); the weights stay as they were")
+        raise WeightsError(
+            f"{path} does not fit the served model ({details}); the current weights were not changed"
+        )
 
 
 def _listed(names: list[str]) -> str:

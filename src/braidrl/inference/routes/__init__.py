@@ -1,4 +1,4 @@
-"""HTTP routes of the inference server, one module a group of routes.
+"""HTTP routes of the inference server, one module per group of routes.
 
 Imports `inference.engines`.
 Start with `generate.py`.

@@ -1,4 +1,4 @@
-"""`POST /v1/chat/completions`: the parts of OpenAI's route that evaluation and judges need."""
+"""`POST /v1/chat/completions`: the subset of OpenAI's route used by evaluation and judges."""
 
 import time
 from typing import Any
@@ -23,7 +23,7 @@ from braidrl.inference.routes.generate import SamplingBody, logprob_entries
 
 
 class ChatBody(BaseModel):
-    """A conversation. Unknown keys are refused; `user`, `metadata` and `store` are taken and ignored."""
+    """Request body with a conversation. Unknown keys are rejected; `user`, `metadata` and `store` are ignored."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -50,7 +50,7 @@ class ChatBody(BaseModel):
     store: bool | None = None
 
     def params(self, max_logprobs: int) -> SamplingParams:
-        """For the engine."""
+        """Convert to the engine's sampling parameters."""
         names = ("temperature", "top_p", "top_k", "min_p", "seed", "stop_token_ids")
         return SamplingBody(
             **{name: getattr(self, name) for name in names},
@@ -60,12 +60,12 @@ class ChatBody(BaseModel):
 
 
 async def chat(request: web.Request) -> web.Response:
-    """Answer a conversation with one message."""
+    """Generate one message that continues a conversation."""
     context = request.app[CONTEXT]
     body = await parse(request, ChatBody)
     if body.stream:
         raise Refused(
-            400, "stream = true is not supported: this server answers whole messages; send stream = false"
+            400, "stream = true is not supported: this server returns complete messages; send stream = false"
         )
     check_model(context, body.model)
     prompt = _render(context, body)
@@ -84,7 +84,7 @@ async def chat(request: web.Request) -> web.Response:
 
 
 def _render(context: Context, body: ChatBody) -> list[int]:
-    """The conversation as token ids, by the tokenizer's own template."""
+    """Convert the conversation to token ids with the tokenizer's chat template."""
     if context.tokenizer.chat_template is None:
         raise Refused(
             400,
@@ -98,12 +98,12 @@ def _render(context: Context, body: ChatBody) -> list[int]:
             return_dict=False,
             **body.chat_template_kwargs,
         )
-    except Exception as error:  # templates raise whatever they like
+    except Exception as error:  # templates can raise any exception
         raise Refused(400, f"the chat template cannot render these messages: {error}") from error
 
 
 def _flat(message: dict[str, Any]) -> dict[str, Any]:
-    """A message whose content parts are joined to one string."""
+    """Return a message with its text parts joined into one string."""
     content = message.get("content")
     if not isinstance(content, list):
         return {**message, "content": content or ""}

@@ -1,4 +1,4 @@
-"""What every route needs: the engine, the tokenizer, and errors as JSON."""
+"""Shared code of the routes: server state, JSON responses, error handling, request checks."""
 
 import asyncio
 import hmac
@@ -22,7 +22,7 @@ Body = TypeVar("Body", bound=BaseModel)
 
 @dataclass
 class Context:
-    """One server: its engine, its tokenizer once it is loaded, and its API key."""
+    """State of one server: engine, tokenizer (None until loaded) and API key."""
 
     config: InferenceConfig
     engine: TorchEngine
@@ -35,7 +35,7 @@ class Context:
         return self.tokenizer is not None and self.engine.loaded.done() and not self.engine.ended.done()
 
     def decode(self, token: int) -> str:
-        """The text of one token."""
+        """Return the text of one token."""
         if token not in self.decoded:
             self.decoded[token] = self.tokenizer.decode([token])
         return self.decoded[token]
@@ -45,17 +45,17 @@ CONTEXT = web.AppKey("context", Context)
 
 
 def reply(payload: Any, status: int = 200) -> web.Response:
-    """A JSON response."""
+    """Create a JSON response."""
     return web.Response(body=msgspec.json.encode(payload), status=status, content_type="application/json")
 
 
 def refuse(status: int, message: str) -> web.Response:
-    """A JSON error in OpenAI's shape."""
+    """Create a JSON error in OpenAI's format."""
     return reply({"error": {"message": message, "type": "error", "code": status}}, status)
 
 
 class Refused(Exception):
-    """A request that cannot be served, with the HTTP status and the message for its sender."""
+    """Raised for a request that is rejected, with the HTTP status and the message for the client."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -66,13 +66,13 @@ class Refused(Exception):
 async def errors(
     request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
 ) -> Any:
-    """Check the API key, refuse early requests, and turn every error into JSON."""
+    """Check the API key, reject requests until the model is loaded, and return every error as JSON."""
     context = request.app[CONTEXT]
     try:
         if request.path != "/health":
             _authorise(context, request)
             if not context.loaded:
-                raise Refused(503, "the model is not loaded (yet); wait until GET /health answers 200")
+                raise Refused(503, "the model is not loaded (yet); wait until GET /health returns 200")
         return await handler(request)
     except Refused as error:
         return refuse(error.status, str(error))
@@ -86,7 +86,7 @@ async def errors(
 
 
 async def parse(request: web.Request, cls: type[Body]) -> Body:
-    """The JSON body as `cls`; anything else is refused with every fault named."""
+    """Parse the JSON body as `cls`. Raises `Refused` with every validation error."""
     try:
         return cls.model_validate(msgspec.json.decode(await request.read()))
     except msgspec.DecodeError as error:
@@ -100,7 +100,7 @@ async def parse(request: web.Request, cls: type[Body]) -> Body:
 
 
 def check_model(context: Context, model: str | None) -> None:
-    """Refuse a model that is not served here."""
+    """Raise `Refused` for a model that this server does not have."""
     if model is not None and model != context.config.model.path:
         raise Refused(
             404, f"the model `{model}` does not exist; this server has `{context.config.model.path}`"
@@ -108,7 +108,7 @@ def check_model(context: Context, model: str | None) -> None:
 
 
 def check_length(context: Context, prompt: list[int]) -> None:
-    """Refuse a prompt that is empty, outside the vocabulary, or leaves no room for a token."""
+    """Raise `Refused` for a prompt that is empty, has ids outside the vocabulary, or fills the whole context."""
     limit, vocabulary = context.config.seq_len, context.engine.model.vocab_size
     if not prompt:
         raise Refused(400, "the prompt has no tokens; at least 1 is required")
@@ -124,7 +124,7 @@ def check_length(context: Context, prompt: list[int]) -> None:
 
 
 async def complete(context: Context, request: Completion) -> Completion:
-    """Run a request to its end. A client that disconnects cancels this, and the engine drops the request."""
+    """Run a request to completion. If the client disconnects, this is cancelled and the engine drops the request."""
     return await asyncio.wrap_future(context.engine.submit(request))
 
 

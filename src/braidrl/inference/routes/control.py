@@ -1,4 +1,4 @@
-"""Health, models, metrics, and the routes that the orchestrator steers a replica with."""
+"""Health, models, metrics, and the routes with which the orchestrator controls a replica."""
 
 import asyncio
 from pathlib import Path
@@ -11,18 +11,18 @@ from braidrl.inference.routes.context import CONTEXT, Refused, parse, refuse, re
 
 
 class UpdateBody(BaseModel):
-    """Which weights to serve from now on."""
+    """Request body of a weight update."""
 
     model_config = ConfigDict(extra="forbid")
 
     path: str
-    """A Hugging Face folder that this process can read."""
+    """Folder of published weights that this process can read."""
     version: int = Field(ge=0)
-    """Recorded as told and attached to every token sampled from these weights."""
+    """Policy version to attach to every token sampled from these weights."""
 
 
 async def health(request: web.Request) -> web.Response:
-    """200 once the model is loaded."""
+    """Return 200 once the model is loaded, before that 503."""
     return (
         reply({"status": "ready"})
         if request.app[CONTEXT].loaded
@@ -31,43 +31,43 @@ async def health(request: web.Request) -> web.Response:
 
 
 async def models(request: web.Request) -> web.Response:
-    """The one model that is served, with its context limit."""
+    """List the served model with its context limit."""
     config = request.app[CONTEXT].config
     card = {"id": config.model.path, "object": "model", "owned_by": "braid", "max_model_len": config.seq_len}
     return reply({"object": "list", "data": [card]})
 
 
 async def pause(request: web.Request) -> web.Response:
-    """Stop generating; the answer comes after the last token."""
+    """Stop generating. The response is sent after the last token."""
     await asyncio.wrap_future(request.app[CONTEXT].engine.pause())
     return reply({"status": "paused"})
 
 
 async def resume(request: web.Request) -> web.Response:
-    """Go on generating."""
+    """Continue generating after `pause`."""
     await asyncio.wrap_future(request.app[CONTEXT].engine.resume())
     return reply({"status": "resumed"})
 
 
 async def sleep(request: web.Request) -> web.Response:
-    """Free the caches and generate nothing, until `wake_up`; the answer comes when the memory is free."""
+    """Free the caches and stop generating until `wake_up`. The response is sent when the memory is free."""
     await asyncio.wrap_future(request.app[CONTEXT].engine.sleep())
     return reply({"status": "sleeping"})
 
 
 async def wake_up(request: web.Request) -> web.Response:
-    """Go on generating."""
+    """Continue generating after `sleep`."""
     await asyncio.wrap_future(request.app[CONTEXT].engine.wake_up())
     return reply({"status": "awake"})
 
 
 async def is_sleeping(request: web.Request) -> web.Response:
-    """Whether it sleeps."""
+    """Return whether the engine is asleep."""
     return reply({"is_sleeping": request.app[CONTEXT].engine.asleep})
 
 
 async def update_weights(request: web.Request) -> web.Response:
-    """Swap the weights in place; the answer acknowledges the version that is served from now on."""
+    """Swap the weights in place. The response confirms the version that is now served."""
     body = await parse(request, UpdateBody)
     try:
         return reply(
@@ -82,12 +82,12 @@ async def update_weights(request: web.Request) -> web.Response:
 
 
 async def metrics(request: web.Request) -> web.Response:
-    """Prometheus text."""
+    """Return metrics in Prometheus text format."""
     engine = request.app[CONTEXT].engine
     stats, scheduler = engine.stats, engine.scheduler
     values = [
-        ("requests_running", "gauge", "Requests that hold a cache slot", len(scheduler.running)),
-        ("requests_waiting", "gauge", "Requests that wait for one", len(scheduler.waiting)),
+        ("requests_running", "gauge", "Requests with a cache slot", len(scheduler.running)),
+        ("requests_waiting", "gauge", "Requests waiting for a cache slot", len(scheduler.waiting)),
         ("requests_total", "counter", "Requests accepted", stats.requests),
         ("generated_tokens_total", "counter", "Tokens generated", stats.generated_tokens),
         ("prompt_tokens_total", "counter", "Prompt tokens computed", stats.prompt_tokens),
@@ -95,10 +95,10 @@ async def metrics(request: web.Request) -> web.Response:
         (
             "cache_bytes",
             "gauge",
-            "Memory of the keys and values of sequences in flight",
+            "Memory of the keys and values of running sequences",
             scheduler.cache.nbytes,
         ),
-        ("weight_version", "gauge", "Policy version that is served", engine.version),
+        ("weight_version", "gauge", "Served policy version", engine.version),
         ("weight_updates_total", "counter", "Weight updates applied", stats.weight_updates),
         ("busy_seconds_total", "counter", "Seconds spent in forwards and sampling", stats.busy_seconds),
     ]

@@ -1,4 +1,4 @@
-"""`POST /inference/v1/generate`: token ids in, token ids and log-probs out."""
+"""`POST /inference/v1/generate`: takes token ids, returns token ids and log-probs."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,12 +22,15 @@ from braidrl.inference.routes.context import (
 )
 
 PACKED = ("X-Braid-Logprobs", "packed")
-"""Header of a request whose candidates are wanted as arrays; every other server spells them out."""
+"""Request header that asks for candidates as arrays. Servers without support for it return them as JSON objects."""
 
 
 class SamplingBody(BaseModel):
-    """`sampling_params` as vLLM names them. What the engine lacks may only be sent with its neutral value;
-    what concerns text is taken and ignored, since this route has none."""
+    """Sampling parameters with vLLM's names.
+
+    Parameters that the engine does not support are accepted only with their neutral value. Parameters of text output
+    are ignored, because this route returns no text.
+    """
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -52,11 +55,13 @@ class SamplingBody(BaseModel):
     include_stop_str_in_output: bool = False
 
     def params(self, max_logprobs: int) -> SamplingParams:
-        """For the engine; refuses more candidates than the server allows."""
+        """Convert to the engine's parameters. Raises `Refused` for more candidates than the server allows."""
         for name, wanted in (("logprobs", self.logprobs), ("prompt_logprobs", self.prompt_logprobs)):
             if wanted is not None and wanted > max_logprobs:
                 raise Refused(
-                    400, f"{name} = {wanted}; this server gives at most {max_logprobs} (max_logprobs)"
+                    400,
+                    f"{name} = {wanted}; this server returns at most {max_logprobs}; ask for fewer or raise "
+                    "max_logprobs",
                 )
         return SamplingParams(
             temperature=self.temperature,
@@ -72,7 +77,7 @@ class SamplingBody(BaseModel):
 
 
 class GenerateBody(BaseModel):
-    """A prompt as token ids. `priority` and `request_id` are taken and ignored."""
+    """Request body with a prompt as token ids. `priority` is ignored."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -107,7 +112,7 @@ async def generate(request: web.Request) -> web.Response:
 
 
 def choice_logprobs(done: Completion, packed: bool) -> dict[str, Any]:
-    """One `token_id:N` entry a generated token; with `packed`, the candidates of all tokens stand beside them."""
+    """Return one entry named `token_id:N` per generated token, with its candidates or, if `packed`, next to them."""
 
     def name(token: int) -> str:
         return f"token_id:{token}"
@@ -122,8 +127,10 @@ def choice_logprobs(done: Completion, packed: bool) -> dict[str, Any]:
 
 
 def pack_candidates(candidates: Sequence[Candidates]) -> dict[str, Any]:
-    """The candidates of N tokens, W at most, as `{width, token_ids: i32[N, W], logprobs: f32[N, W]}`: little-endian
-    bytes (base64 in JSON), best first, padded with -1 and -inf."""
+    """Pack the candidates of N tokens as `{width: W, token_ids: i32[N, W], logprobs: f32[N, W]}`.
+
+    Arrays are little-endian bytes (base64 in JSON), best candidate first, padded with -1 and -inf.
+    """
     width = max((len(found.token_ids) for found in candidates), default=0)
     ids = np.full((len(candidates), width), -1, "<i4")
     logprobs = np.full((len(candidates), width), -np.inf, "<f4")
@@ -134,7 +141,7 @@ def pack_candidates(candidates: Sequence[Candidates]) -> dict[str, Any]:
 
 
 def generate_response(context: Context, done: Completion, logprobs: dict[str, Any] | None) -> dict[str, Any]:
-    """A finished request in vLLM's shape."""
+    """Return the response for a finished request in vLLM's format."""
     choice = {
         "index": 0,
         "token_ids": done.completion,
@@ -150,7 +157,7 @@ def generate_response(context: Context, done: Completion, logprobs: dict[str, An
 
 
 def logprob_entries(done: Completion, name: Any) -> list[dict[str, Any]]:
-    """One entry a generated token: its log-prob and the most likely candidates, itself always among them."""
+    """Return one entry per generated token: its log-prob and its candidates, which always include the token itself."""
     entries = []
     for token, logprob, candidates in zip(done.completion, done.logprobs, done.candidates):
         ids = candidates.token_ids.tolist()
@@ -165,7 +172,10 @@ def logprob_entries(done: Completion, name: Any) -> list[dict[str, Any]]:
 
 
 def prompt_logprobs(context: Context, done: Completion) -> list[dict[str, Any] | None] | None:
-    """vLLM's shape: aligned to the prompt, null first, then `{token id: {logprob, rank, decoded_token}}`."""
+    """Return prompt log-probs in vLLM's format, one entry per prompt token.
+
+    The first is null, the others are `{token id: {logprob, rank, decoded_token}}`. None if they were not requested.
+    """
     if done.params.prompt_logprobs is None:
         return None
     return [None, *(_scored(context, scores) for scores in done.scores)]

@@ -1,13 +1,13 @@
-"""What the workers of stock vLLM learn from Braid: `--worker-extension-cls braid_vllm.PolicyWorker`.
+"""Worker extension for stock vLLM: `--worker-extension-cls braid_vllm.PolicyWorker`.
 
-vLLM's own interpreter imports this file by its folder, so it sees nothing else of Braid.
+vLLM's interpreter imports this file with only its folder on the path, so it must not import the rest of Braid.
 """
 
 from typing import Any
 
 
 class PolicyWorker:
-    """Becomes a base of vLLM's worker class; `POST /collective_rpc` calls its methods."""
+    """Mixin for vLLM's worker class. Its methods are called through `POST /collective_rpc`."""
 
     model_runner: Any
     reload_weights: Any
@@ -15,10 +15,10 @@ class PolicyWorker:
     add_lora: Any
 
     def load_policy(self, weights_path: str) -> None:
-        """Load the weights in a folder in place, the output layer included.
+        """Load the weights of a folder in place, including the output layer.
 
-        On CPUs vLLM multiplies by packed copies of the weights. Its `reload_weights` packs anew what it has loaded; an
-        output layer that is tied with the embeddings has no weights to load, and keeps the copy of the old ones.
+        On CPUs vLLM computes with packed copies of the weights, and `reload_weights` repacks only the layers that it
+        loads. A tied output layer has no weights in the folder, so it must be repacked here to replace the old copy.
         """
         self.reload_weights(weights_path=weights_path)
         for layer in self.model_runner.get_model().modules():
@@ -26,7 +26,7 @@ class PolicyWorker:
                 layer.quant_method.process_weights_after_loading(layer)
 
     def load_adapter(self, lora_path: str) -> None:
-        """Put the adapter in a folder in the place of the only one that is served, for requests under way as well."""
+        """Replace the only served adapter with the one in a folder, also for running requests."""
         from vllm.lora.request import LoRARequest
 
         (number,) = self.list_loras()

@@ -1,4 +1,4 @@
-"""The embedded engine against plain forwards of the same model."""
+"""Embedded engine compared with plain forwards of the same model."""
 
 import random
 import time
@@ -72,7 +72,7 @@ def test_siblings_share_their_prompt(tiny_model_dir: Path):
         for sibling in siblings:
             check_logprobs(tiny_model_dir, sibling.future.result(DEADLINE))
         assert engine.scheduler.prefix_hits == 5
-        assert engine.stats.prompt_tokens == 100 + 5  # the others compute their last prompt token alone
+        assert engine.stats.prompt_tokens == 100 + 5  # the siblings compute only their last prompt token
         salted = engine.request(prompt, SamplingParams(max_tokens=1), id="salted", salt="other")
         engine.submit(salted).result(DEADLINE)
         assert engine.scheduler.prefix_hits == 5, "another salt shares nothing"
@@ -193,5 +193,7 @@ def test_layers_that_are_not_attention_are_refused(tmp_path: Path):
     Lfm2ForCausalLM(config).save_pretrained(tmp_path)
     engine = TorchEngine(InferenceConfig(model=ModelConfig(path=str(tmp_path)), threads=1))
     engine.start()
-    with pytest.raises(ValueError, match=r"1 of 2 layers keep keys and values, some are of type \['conv'\]"):
+    with pytest.raises(
+        ValueError, match=r"1 of 2 layers store keys and values, unsupported layer types: \['conv'\]"
+    ):
         engine.loaded.result(DEADLINE)

@@ -1,4 +1,4 @@
-"""Weight updates of the embedded engine: exact, whole or not at all, with requests in flight."""
+"""Weight updates of the embedded engine: exact, atomic, and with requests in flight."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from braidrl.utils.tiny_model import create_tiny_model
 
 @pytest.fixture(scope="module")
 def other_weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny model with other weights."""
+    """Tiny model with different weights."""
     return create_tiny_model(tmp_path_factory.mktemp("models") / "other", seed=1)
 
 

@@ -1,4 +1,4 @@
-"""Drawing tokens: closed forms, frequencies, and independence of the batch."""
+"""Token sampling: closed forms, frequencies, and independence of the batch."""
 
 import math
 
@@ -23,7 +23,7 @@ def logits_of(probabilities: list[float]) -> torch.Tensor:
 
 
 def truncated(probabilities: list[float], top_k: int, top_p: float, min_p: float) -> np.ndarray:
-    """The same rules, spelt out for one row without ties."""
+    """Reference implementation of the truncation rules for one row without ties."""
     p = np.array(probabilities)
     p = np.where(p >= min_p * p.max(), p, 0)
     p /= p.sum()

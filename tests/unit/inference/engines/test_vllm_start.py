@@ -1,4 +1,4 @@
-"""How stock vLLM is started: its flags and variables, and what is said where there is none."""
+"""Start of stock vLLM: flags, environment variables, and errors if it is not installed."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ def config(**settings: object) -> InferenceConfig:
 
 
 def values(words: list[str], flag: str) -> list[str]:
-    """What stands after each occurrence of a flag."""
+    """Return the value after each occurrence of a flag."""
     return [after for word, after in pairwise(words) if word == f"--{flag}"]
 
 
@@ -90,8 +90,8 @@ def test_its_workers_see_the_extension_and_nothing_else_of_braid(monkeypatch: py
 @pytest.mark.parametrize(
     ("python", "message"),
     [
-        ("/nowhere/python", "vllm.python: '/nowhere/python' is no program"),
-        (None, r"vllm.python: .* has no vLLM; install it there \(pip install vllm\), or name the python"),
+        ("/nowhere/python", "vllm.python: '/nowhere/python' is not an executable"),
+        (None, r"vllm.python: .* has no vLLM; install it there \(pip install vllm\), or set the python"),
     ],
 )
 def test_a_missing_vllm_is_named(python: str | None, message: str) -> None:
