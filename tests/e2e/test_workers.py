@@ -123,12 +123,12 @@ async def test_a_call_of_a_trace_that_nobody_reports_is_refused(
     monkeypatch.setattr(sessions, "NAME_SECONDS", 0.05)
     known = sessions.Sessions()
     assert await known.find("t") is None
-    known.late = True
+    known.expect_late_traces()
     waiting = asyncio.create_task(known.find("soon"))
     await asyncio.sleep(0)
     known.open("soon", session := sessions.Session("key"))
     assert await waiting is session and await known.find(None) is None
-    with pytest.raises(sessions.UnknownTraceError, match="no episode under way has a trace 'never'"):
+    with pytest.raises(sessions.UnknownTraceError, match="no running episode has a trace 'never'"):
         await known.find("never")
 
 

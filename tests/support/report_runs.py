@@ -96,7 +96,7 @@ class Recording:
         ended = self.sink.take_ended()
         metrics = MetricsWriter(self.run.metrics("orchestrator"))
         metrics.log(step, self.sink.take_metrics())
-        Ledger(self.run.metrics("groups")).write(step, ended.fates)
+        Ledger(self.run.metrics("groups")).write(step, ended.outcomes)
         append_records(self.run.train_episodes(step), group_records(ended.groups, step))
         recorder = TokenRecorder(samples, 10**6, self.learner.parallel)
         MetricsWriter(self.run.metrics("trainer")).log(step, self.learner.step(step, samples, recorder))

@@ -1,4 +1,4 @@
-"""The data plane by hand: episodes when they are asked for, and their credit."""
+"""Sampling and scoring on request, for the Python API."""
 
 import asyncio
 import time
@@ -13,9 +13,9 @@ from braidrl.orchestrator.pipeline.groups import Group
 
 
 class Pipeline:
-    """The rooms of the orchestrator, without its dispatcher's loop.
+    """The parts of the orchestrator without the loop of its dispatcher.
 
-    `live` runs for as long as it is used; the other methods are called on the same event loop meanwhile.
+    `live` must run for as long as the pipeline is used. The other methods are called on the same event loop meanwhile.
     """
 
     orchestrator: Orchestrator
@@ -23,15 +23,16 @@ class Pipeline:
     def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
         self.batches = 0
-        """Batches scored."""
+        """Number of scored batches."""
         self._open = asyncio.Event()
         self._closing = asyncio.Event()
         self._started = time.perf_counter()
-        """When the batch that is being collected was begun."""
+        """Start of the batch that is being collected, by `time.perf_counter`."""
         self._scored: set[tuple[int, int]] = set()
+        """Sort keys of the scored groups."""
 
     async def live(self) -> None:
-        """Connect, follow the published versions until `close`, and disconnect. Raises what goes wrong meanwhile."""
+        """Connect, load published versions until `close`, and disconnect. Raises the first error of its tasks."""
         async with open_orchestrator(self.config, 0) as self.orchestrator:
             await self.orchestrator.start(0)
             try:
@@ -44,55 +45,58 @@ class Pipeline:
                 raise first_cause(error) from None
 
     async def opened(self) -> None:
-        """Wait until episodes can be played; the deadlines of `live` bound it."""
+        """Wait until episodes can run. The deadlines of `live` bound the wait."""
         await self._open.wait()
 
     async def close(self) -> None:
-        """Let `live` end."""
+        """Make `live` return."""
         self._closing.set()
 
     async def sample(self) -> list[Group]:
-        """Play the episodes of one batch with the policy that is served, as many at once as the config allows.
+        """Run the episodes of one batch with the current policy, at most `max_concurrent` at once.
 
-        The deadlines of episodes (`timeout` of a source) bound it. What goes wrong with one is in it.
+        Returns complete groups. A failed episode contains its error. The `timeout` of each source bounds its episodes.
         """
         self._started = time.perf_counter()
-        buffer, backlog = self.orchestrator.sink.buffer, self.orchestrator.dispatcher.backlog
+        sink, backlog = self.orchestrator.sink, self.orchestrator.dispatcher.backlog
         groups: list[Group] = []
-        while not buffer.full(groups, version=buffer.shipped):  # strictly on-policy: room for one batch
+        while not sink.fills_batch(groups):
             groups.append(backlog.next_group())
-            self.orchestrator.sink.metrics.counts["groups/dispatched"] += 1
-        places = asyncio.Semaphore(self.config.max_concurrent)
+            sink.count_dispatched()
+        slots = asyncio.Semaphore(self.config.max_concurrent)
         async with asyncio.TaskGroup() as tasks:
             for group in groups:
                 for number in group.numbers:
-                    tasks.create_task(self._play(group, number, places))
+                    tasks.create_task(self._run_episode(group, number, slots))
         return groups
 
-    async def _play(self, group: Group, number: int, places: asyncio.Semaphore) -> None:
-        async with places:
+    async def _run_episode(self, group: Group, number: int, slots: asyncio.Semaphore) -> None:
+        async with slots:
             group.versions[number] = self.orchestrator.policy.version
             finished = await group.env.run(group.task, group.key(number))
         finished.episode.group = GroupInfo(id=group.id)
         group.finished[number] = finished
 
     async def score(self, groups: Sequence[Group]) -> CollectedBatch:
-        """Let algorithms and curricula see complete groups, and cut the traces that carry signal into samples.
+        """Run algorithms and curricula on complete groups, and return the traces with signal as a batch.
 
-        Raises `ValueError` for a group that was scored before, `RuntimeError` where an algorithm raises, and
-        `NoSignalError` when nothing has had any signal for too long.
+        Raises:
+            ValueError: a group was scored before.
+            RuntimeError: an algorithm raised.
+            NoSignalError: too many consecutive groups had no signal.
         """
         sink, step = self.orchestrator.sink, self.batches + 1
         for group in groups:
-            if group.place in self._scored:
+            if group.sort_key in self._scored:
                 raise ValueError(f"group {group.id} was scored already; sample new ones")
-            self._scored.add(group.place)
+            self._scored.add(group.sort_key)
             for number, finished in sorted(group.finished.items()):
                 await sink.arrive(group, number, finished)
             await sink.complete(group)
         batch = sink.take_all(step)
         await sink.credit(batch)
-        self.batches = sink.buffer.shipped = step  # also one that carries no signal
+        self.batches = step
+        sink.resume_at(step)  # counts a batch without signal too, which `credit` has uncounted
         if batch.traces:
             self.orchestrator.report(
                 batch, {"seconds/step": time.perf_counter() - self._started, "seconds/policy_wait": 0.0}
@@ -101,6 +105,6 @@ class Pipeline:
         return batch
 
     async def follow(self, version: int) -> None:
-        """Wait until every replica serves `version`, and its evaluation is done if it is due."""
+        """Wait until every replica serves `version` and an evaluation of it, if due, has finished."""
         await self.orchestrator.policy.wait_for(version, self.config.policy_timeout)
         await self.orchestrator.policy.wait_visited(version)

@@ -1,7 +1,7 @@
-"""The process of an environment worker: `python -m braidrl.orchestrator.env_worker ADDRESS`.
+"""Entry point of an environment worker process: `python -m braidrl.orchestrator.env_worker ADDRESS`.
 
-The first line of its standard input is the environment's config. The rest stays empty: when it ends, so has the
-orchestrator, and the worker ends too.
+The first line of standard input is the environment's config as JSON. Nothing else is written to it. End of file means
+that the orchestrator has exited, and the worker exits too.
 """
 
 import os
@@ -14,24 +14,25 @@ from verifiers.v1.serve import serve_env
 from braidrl.utils.log import configure_logging
 
 
-class Orchestrator:
-    """What verifiers waits for: an end of a pipe."""
+class ParentPipe:
+    """Pipe from the orchestrator with the interface that `serve_env` expects of its `death_pipe`."""
 
     def recv(self) -> None:
-        """Returns when the orchestrator has ended."""
-        while os.read(sys.stdin.fileno(), 4096):  # a buffered read would hold a lock when this process ends
+        """Block until the orchestrator has exited."""
+        # os.read, because a buffered read would hold the lock of sys.stdin at interpreter exit
+        while os.read(sys.stdin.fileno(), 4096):
             pass
 
 
 def main() -> None:
-    # an interrupt from the terminal reaches the whole group; the orchestrator says when to stop
+    # Ctrl-C in a terminal signals the whole process group, but only the orchestrator decides when workers stop
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     config = msgspec.json.decode(sys.stdin.buffer.readline())
     serve_env(
         max_workers=1,
         address=sys.argv[1],
-        death_pipe=Orchestrator(),
+        death_pipe=ParentPipe(),
         log_setup=configure_logging,
         config_data=config,
     )

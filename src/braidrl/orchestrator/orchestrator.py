@@ -1,4 +1,4 @@
-"""The orchestrator process: episodes in, batches of training samples out."""
+"""The orchestrator process: runs episodes and ships batches of training samples."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ from braidrl.orchestrator.engines.pool import Replicas, connect, policy_key
 from braidrl.orchestrator.envs.source import EvalEnv, TrainEnv, warm_renderer
 from braidrl.orchestrator.eval import LiveEvaluator
 from braidrl.orchestrator.gateway.server import Gateway
-from braidrl.orchestrator.heartbeat import heartbeat, share
+from braidrl.orchestrator.heartbeat import heartbeat, publish_live
 from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.concurrency import AdaptiveConcurrency, adapt
 from braidrl.orchestrator.pipeline.dispatcher import Dispatcher
@@ -33,22 +33,22 @@ logger = logging.getLogger(__name__)
 
 
 def run(config: OrchestratorConfig, resume_step: int | None = None) -> None:
-    """Run the orchestrator to its end. `resume_step`: continue after that step's checkpoint."""
-    asyncio.run(_until_terminated(config, resume_step))
+    """Run the orchestrator until `max_steps`. With `resume_step`, continue after the checkpoint of that step."""
+    asyncio.run(_run_until_terminated(config, resume_step))
 
 
-async def _until_terminated(config: OrchestratorConfig, resume_step: int | None) -> None:
-    """SIGTERM ends the run as an interrupt does: episodes are cancelled and their processes stopped."""
-    story = asyncio.create_task(orchestrate(config, resume_step, freeze_gc))
+async def _run_until_terminated(config: OrchestratorConfig, resume_step: int | None) -> None:
+    """Run the orchestrator and exit cleanly on SIGTERM: cancel all episodes and stop their processes."""
+    job = asyncio.create_task(orchestrate(config, resume_step, freeze_gc))
     terminated = asyncio.Event()
 
     def terminate() -> None:
         terminated.set()
-        story.cancel()
+        job.cancel()
 
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, terminate)
     try:
-        await story
+        await job
     except asyncio.CancelledError:
         if terminated.is_set():
             raise SystemExit(128 + signal.SIGTERM) from None
@@ -58,9 +58,9 @@ async def _until_terminated(config: OrchestratorConfig, resume_step: int | None)
 async def orchestrate(
     config: OrchestratorConfig, resume_step: int | None = None, ready: Callable[[], None] | None = None
 ) -> None:
-    """Ship one batch a step, for `max_steps` steps, and evaluate on the way. Every wait has a deadline.
+    """Ship one batch per step until `max_steps`, and run the evaluations that are due. Every wait has a deadline.
 
-    `ready` is called when everything is there and work begins.
+    `ready` is called once everything is loaded, before the first step.
     """
     done = resume_step or 0
     async with AsyncExitStack() as stack:
@@ -68,14 +68,14 @@ async def orchestrate(
         await orchestrator.start(done)
         if ready is not None:
             ready()
-        async with orchestrator.at_work():
+        async with orchestrator.background_tasks():
             for step in range(done + 1, config.max_steps + 1):
                 await orchestrator.step(step)
             await orchestrator.finish()
 
 
 class Orchestrator:
-    """The parts of the orchestrator process, connected, and the order of one step."""
+    """Connected parts of the orchestrator process, and the order of operations within a step."""
 
     def __init__(
         self,
@@ -110,16 +110,17 @@ class Orchestrator:
             max_concurrent=config.max_concurrent,
         )
 
-    # -- the story
+    # -- steps
 
     async def start(self, done: int) -> None:
-        """Restore what a resumed run left, and serve its policy."""
-        self.sink.buffer.shipped = done
+        """Restore the state after step `done` (0: a new run) and make the replicas serve its policy."""
+        self.sink.resume_at(done)
         if done:
             checkpoint.load(self.run_folder, done, self.dispatcher)
             self.metrics.truncate_after(done)
             self.ledger.truncate_after(done)
             self.evaluator.metrics.truncate_after(done)
+            # an evaluation that was due before the checkpoint but did not finish needs the weights of its own version
             if (missed := self.evaluator.missed(done)) is not None:
                 await self.policy.start(missed)
                 await self.evaluator.visit(missed)
@@ -128,13 +129,18 @@ class Orchestrator:
             await env.algorithm.setup()
 
     @asynccontextmanager
-    async def at_work(self) -> AsyncIterator[None]:
-        """Dispatcher, policy watcher and heartbeat run inside; the first that fails ends the run, and the episodes that
-        led there are recorded."""
-        beat = heartbeat(lambda: self.dispatcher.progress, self.dispatcher.describe, self._waits)
-        jobs = [self.dispatcher.run(), self.policy.run(), beat, share(self.run_folder.live, self._live)]
+    async def background_tasks(self) -> AsyncIterator[None]:
+        """Run dispatcher, policy watcher and heartbeat while the context is open. The first of them that fails ends the
+        run, after the episodes since the last step have been recorded."""
+        beat = heartbeat(lambda: self.dispatcher.progress, self.dispatcher.describe, self._describe_calls)
+        jobs = [
+            self.dispatcher.run(),
+            self.policy.run(),
+            beat,
+            publish_live(self.run_folder.live, self._live_state),
+        ]
         if self.config.concurrency == "adaptive":
-            jobs.append(self._adapt())
+            jobs.append(self._adapt_concurrency())
         try:
             async with asyncio.TaskGroup() as group:
                 background = [group.create_task(job) for job in jobs]
@@ -142,22 +148,24 @@ class Orchestrator:
                 for task in background:
                     task.cancel()
         except BaseExceptionGroup as error:
-            with suppress(OSError):  # what ended the run matters more
-                await self.record(self.sink.buffer.shipped + 1, self.sink.take_ended())
+            with suppress(OSError):  # must not hide the error that ended the run
+                await self.record(self.sink.next_step, self.sink.take_ended())
             raise first_cause(error) from None
 
     async def step(self, step: int) -> None:
-        """Collect, publish, record and report one batch; save the state that the next one starts from."""
+        """Collect, publish, report and record the batch of `step`, and save a checkpoint if one is due."""
         started = time.perf_counter()
         oldest_useful = max(0, step - 1 - self.config.max_off_policy_steps)
         await self.policy.wait_for(oldest_useful, self.config.policy_timeout)
         waited = time.perf_counter() - started
         batch = await self.dispatcher.collect(step)
-        saves = checkpoint.due(self.config.checkpoint, step, self.config.max_steps)
+        saves = self.config.checkpoint.due(step, self.config.max_steps)
         state = checkpoint.capture(step, self.dispatcher) if saves else b""
-        ended = self.sink.take_ended()  # now: what ends later is in flight, for all that the state knows
+        # no await since capture: a group that ends later is still in flight in the captured state, so that a resumed
+        # run repeats it, and it must not be recorded with this step
+        ended = self.sink.take_ended()
         if self.config.share_device:
-            await self.policy.sleep()  # the trainer takes the device when it has the batch
+            await self.policy.sleep()  # before publishing: the trainer takes the device once it has the batch
         await asyncio.to_thread(self.batches.publish, batch.training_batch)
         logger.info(
             "step %d: %d traces sampled by %s train v%d -> v%d",
@@ -173,18 +181,18 @@ class Orchestrator:
             checkpoint.save(self.run_folder, step, state)
 
     async def finish(self) -> None:
-        """Wait for the last policy and its evaluation, however long that takes."""
+        """Wait for the last policy version and its evaluation. The deadlines of its episodes bound the evaluation."""
         await self.policy.wait_for(self.config.max_steps, self.config.policy_timeout)
         await self.policy.wait_visited(self.config.max_steps)
-        logger.info("done: %d steps", self.config.max_steps)
+        logger.info("finished all %d steps", self.config.max_steps)
 
     async def record(self, step: int, ended: EndedGroups) -> None:
-        """Write down what has ended while the batch of `step` was collected."""
-        self.ledger.write(step, ended.fates)
+        """Write the groups and episodes that ended while the batch of `step` was collected."""
+        self.ledger.write(step, ended.outcomes)
         await write_records(self.run_folder.train_episodes(step), group_records(ended.groups, step))
 
     def report(self, batch: CollectedBatch, seconds: dict[str, float]) -> None:
-        """Write the line of metrics of a batch."""
+        """Write the metrics of a batch."""
         traffic = self.gateway.take_traffic()
         staleness = [trace.staleness(batch.step) for trace in batch.traces]
         tokens = [len(sample.token_ids) for trace in batch.traces for sample in trace.samples]
@@ -200,13 +208,13 @@ class Orchestrator:
             "policy/update_seconds": self.policy.update_seconds,
             "queue/in_flight": self.dispatcher.episodes,
             "queue/max_concurrent": self.dispatcher.max_concurrent,
-            "queue/buffered": len(self.sink.buffer.ready),
+            "queue/buffered": self.sink.buffered,
             "gateway/requests": traffic.requests,
             "gateway/retries": traffic.retries,
             "gateway/refused": traffic.refused,
             "gateway/overhead_ms": 1000 * traffic.overhead / max(1, traffic.requests),
             "gateway/queue_ms": 1000 * traffic.queued / max(1, traffic.requests),
-            "gateway/queue_max": traffic.most_waiting,
+            "gateway/queue_max": traffic.max_waiting,
         }
         for env in self.dispatcher.envs:
             if env.workers is not None:
@@ -221,30 +229,30 @@ class Orchestrator:
 
     # -- helpers
 
-    async def _adapt(self) -> None:
+    async def _adapt_concurrency(self) -> None:
         limits = AdaptiveConcurrency(self.config.min_concurrent, self.config.max_concurrent)
         queue = partial(engine_queue, self.policy.replicas)
-        await adapt(limits, queue, lambda: self.dispatcher.episodes, self.dispatcher.limit)
+        await adapt(limits, queue, lambda: self.dispatcher.episodes, self.dispatcher.set_max_concurrent)
 
     async def _on_version(self, version: int) -> None:
         self.dispatcher.wake()
         await self.evaluator.visit(version)
 
-    def _waits(self) -> str:
+    def _describe_calls(self) -> str:
         evals = f"{self.evaluator.running} evaluation episodes, " if self.evaluator.running else ""
         return (
             f"{evals}{self.gateway.in_flight} model calls, {self.gateway.waiting} of them wait for a replica"
         )
 
-    def _live(self) -> LiveState:
+    def _live_state(self) -> LiveState:
         return LiveState(
             time=time.time(),
-            step=min(self.sink.buffer.shipped + 1, self.config.max_steps),
+            step=min(self.sink.next_step, self.config.max_steps),
             version=self.policy.version,
             idle=time.monotonic() - self.dispatcher.progress,
             episodes=self.dispatcher.episodes,
             most_episodes=self.dispatcher.max_concurrent,
-            buffered=len(self.sink.buffer.ready),
+            buffered=self.sink.buffered,
             calls=self.gateway.in_flight,
             calls_waiting=self.gateway.waiting,
             evaluating=self.evaluator.running,
@@ -254,11 +262,12 @@ class Orchestrator:
 
 @asynccontextmanager
 async def open_orchestrator(config: OrchestratorConfig, version: int) -> AsyncIterator[Orchestrator]:
-    """Connect to the replicas, open the gateway, load the environments; close them all in the end."""
+    """Connect to the replicas, open the gateway and load the environments, and close all on exit. The run starts from
+    policy `version`."""
     config = config.model_copy(deep=True)
     resolve_environments(config)
     async with AsyncExitStack() as stack:
-        warming = asyncio.create_task(warm_renderer(config))  # takes seconds, and so do the replicas
+        warming = asyncio.create_task(warm_renderer(config))  # overlaps with connecting, both take seconds
         pools = await connect(config, version, stack)
         await warming
         gateway = Gateway(
@@ -281,7 +290,7 @@ async def open_orchestrator(config: OrchestratorConfig, version: int) -> AsyncIt
 
 
 def first_cause(error: BaseException) -> BaseException:
-    """The error that started a failure of several tasks."""
+    """Return the first leaf of a (nested) exception group, or `error` itself if it is no group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

@@ -136,7 +136,7 @@ async def test_an_evaluation_sees_one_version_and_a_slow_last_one_is_not_cut(
     ("behaviour", "explanation"),
     [
         ("constant", "100% had equal rewards.*no episode failed"),
-        ("raises", "100% too few episodes without error.*16 of the episodes failed: .*out of order"),
+        ("raises", "100% had too few episodes without error.*16 of the episodes failed: .*out of order"),
         ("endless", "of the episodes failed: .*not generated and scored within 0.5 s"),
     ],
 )

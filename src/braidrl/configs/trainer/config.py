@@ -70,6 +70,10 @@ class CheckpointConfig(BaseConfig):
             )
         return self
 
+    def due(self, step: int, max_steps: int) -> bool:
+        """Return True if the state after `step` is saved: every `interval` steps, and after the last step."""
+        return step == max_steps or (self.interval is not None and step % self.interval == 0)
+
 
 class TrainerConfig(BaseConfig):
     """`braid trainer`: one optimizer step a batch, algorithm-blind."""

@@ -1,4 +1,4 @@
-"""An episode under way, wherever it is played."""
+"""Interface of a running episode, and episodes that run in this process."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -8,24 +8,24 @@ from verifiers.v1.env import Env, RunSlot
 from verifiers.v1.trace import Trace
 
 OnTrace = Callable[[str, str, bool], None]
-"""Called with id, agent and whether it is trainable of each trace, before its first model call is answered."""
+"""Callback `(trace id, agent name, trainable)`, called for each trace before its first model call is answered."""
 
 
 class EpisodeRun(Protocol):
-    """One episode of `task`."""
+    """A single episode of `task`."""
 
     task: vf.Task
 
     @property
     def traces(self) -> Sequence[Trace]:
-        """What it has got to."""
+        """Traces so far."""
 
     async def run(self, context: vf.ModelContext, on_trace: OnTrace) -> vf.Episode:
-        """Play it. Cancellation stops it and lets it clean up."""
+        """Run the episode. If cancelled, it stops and cleans up."""
 
 
 class LocalEpisodeRun:
-    """In this process."""
+    """Episode that runs in this process."""
 
     def __init__(self, env: Env[Any], task: vf.Task) -> None:
         self.env = env
@@ -34,9 +34,11 @@ class LocalEpisodeRun:
 
     @property
     def traces(self) -> list[Trace]:
+        """Traces so far."""
         return list(self._slot.traces)
 
     async def run(self, context: vf.ModelContext, on_trace: OnTrace) -> vf.Episode:
+        """Run the episode."""
         return await self.env.run_slot(
             self._slot,
             context,

@@ -1,50 +1,53 @@
-"""What an episode of a source brings to a batch, as far as is known."""
+"""Estimates of how much an episode of a source contributes to a batch."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-MEMORY = 0.5
-"""What is left of an observation after another batch: lengths drift while a policy learns."""
+DECAY = 0.5
+"""Factor applied to the weight of all observations with each batch, because lengths drift while a policy learns."""
 
 
 @dataclass
 class YieldEstimate:
-    """Traces an episode (one with a single agent, more with several) and tokens a trace, learnt from those that ended.
+    """Estimated number of traces per episode (above 1 with several agents) and of tokens per trace.
 
-    The estimates follow what was observed only when `settle` is called. A strictly on-policy run does so at moments
-    that do not depend on the order in which episodes end.
+    Observations change the estimates only when `settle` is called. A strictly on-policy run calls it at moments that do
+    not depend on the order in which episodes end.
     """
 
     tokens_per_trace: float
-    """At first a guess from above: the context limit."""
+    """Initially the context limit, an upper bound."""
     traces_per_episode: float = 1.0
     episodes: float = 0.0
+    """Decayed number of observed episodes."""
     traces: float = 0.0
+    """Decayed number of their eligible traces."""
     measured: float = 0.0
-    """Traces whose tokens were counted."""
+    """Decayed number of traces whose tokens were counted."""
     tokens: float = 0.0
+    """Decayed number of their tokens."""
 
     def observe(self, episodes: int, traces: int) -> None:
-        """Count episodes without error and their eligible traces."""
+        """Add episodes without error and their eligible traces."""
         self.episodes += episodes
         self.traces += traces
 
     def measure(self, tokens: Iterable[int]) -> None:
-        """Count the tokens of traces, prompts included."""
+        """Add the tokens of each trace, prompts included."""
         for count in tokens:
             self.measured += 1
             self.tokens += count
 
     def settle(self) -> None:
-        """Let the estimates follow what was observed."""
+        """Update the estimates from the observations."""
         if self.episodes:
             self.traces_per_episode = self.traces / self.episodes
         if self.measured:
             self.tokens_per_trace = self.tokens / self.measured
 
     def fade(self) -> None:
-        """A batch was shipped: what was observed weighs less from now on."""
-        self.episodes *= MEMORY
-        self.traces *= MEMORY
-        self.measured *= MEMORY
-        self.tokens *= MEMORY
+        """Decay the observations. Call it once per shipped batch."""
+        self.episodes *= DECAY
+        self.traces *= DECAY
+        self.measured *= DECAY
+        self.tokens *= DECAY

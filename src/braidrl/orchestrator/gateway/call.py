@@ -1,4 +1,4 @@
-"""One model call on its way through the gateway."""
+"""A model call in the gateway: replica choice, retries and the accepted answer."""
 
 import asyncio
 import errno
@@ -23,27 +23,27 @@ from braidrl.utils.http import RETRIED, Backoff, describe
 logger = logging.getLogger(__name__)
 
 UNTIMED = aiohttp.ClientTimeout(total=None)
-"""A call has a deadline of its own, which moves when its replica is lost."""
-LOCAL_FAULTS = (errno.EMFILE, errno.ENFILE)
-"""Why a connection cannot be opened for which the server is not to blame: no file may be opened any more."""
+"""No timeout of the HTTP client: `ModelCall` has its own, which is moved up when the replica is lost."""
+OPEN_FILE_LIMITS = (errno.EMFILE, errno.ENFILE)
+"""Connection errors caused by the limit of open files on this machine, not by the server."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """What a call needs to know of the gateway."""
+    """Settings of the gateway that all calls share."""
 
     pools: Mapping[str, Replicas]
-    """The replicas of each model."""
+    """Replicas by model name."""
     seed: int
-    """The run's."""
+    """Seed of the run."""
     context: int
-    """Tokens of prompt and completion together, at most."""
+    """Maximum number of tokens of prompt and completion together."""
     timeout: float
     """Deadline of a call, in seconds."""
 
 
 class ModelCall:
-    """One model call. `retries` counts the attempts that failed for a passing reason."""
+    """One model call. `retries` counts the attempts that failed with a transient error."""
 
     def __init__(self, route: Route, request: ModelRequest, path: str, session: Session | None) -> None:
         self.route = route
@@ -51,22 +51,22 @@ class ModelCall:
         self.path = path
         self.session = session
         self.retries = 0
-        self.elsewhere = 0.0
+        self.waited = 0.0
         """Seconds spent waiting for a replica or for its answer."""
         self.queued = 0.0
-        """Seconds of those spent waiting for a replica."""
+        """Seconds of `waited` that were spent waiting for a replica."""
         self.number = session.next_call() if session is not None else 0
         self.head_size: int | None = None
-        """Tokens of the heads that it captures; None: it captures none."""
+        """Number of tokens per captured head; None to capture none."""
 
     def check(self) -> None:
-        """Refuse an unknown model, sampling that the trainer cannot replay, a prompt that does not fit."""
+        """Raise `RequestError` for an unknown model, a prompt that is too long or sampling that cannot be replayed."""
         if self.request.model not in self.route.pools:
             raise RequestError(
-                f"unknown model {self.request.model!r}; this run serves {sorted(self.route.pools)}"
+                f"unknown model {self.request.model!r}; use one that this run serves: {sorted(self.route.pools)}"
             )
         if self.request.sampling.get("stream"):
-            raise RequestError("the gateway does not stream; remove `stream`")
+            raise RequestError("`stream` is set, but the gateway does not stream; remove `stream`")
         if self.session is not None:
             self.request.check(self.session)
             if self.route.pools[self.request.model].live:
@@ -74,10 +74,13 @@ class ModelCall:
         self.request.limit(self.route.context)
 
     async def forward(self) -> web.Response:
-        """The answer of a replica. An attempt that fails for a passing reason is made again until the deadline: at once
-        on a replica that has not failed it, and after a pause when none is left."""
+        """Return the answer of a replica.
+
+        Retries transient errors until the deadline: immediately on a replica that has not failed this call, and after a
+        pause once all have failed.
+        """
         pool = self.route.pools[self.request.model]
-        backoff, seen = Backoff(self.route.timeout), ""
+        backoff, last_error = Backoff(self.route.timeout), ""
         tried: set[Replica] = set()
         while True:
             try:
@@ -87,11 +90,11 @@ class ModelCall:
                 finally:
                     pool.admission.release(replica)
             except TimeoutError as error:
-                seen = seen or str(error)
+                last_error = last_error or str(error)
                 break
             if isinstance(answer, web.Response):
                 return answer
-            seen = answer
+            last_error = answer
             self.retries += 1
             tried.add(replica)
             if not pool.admission.untried(tried):
@@ -99,9 +102,11 @@ class ModelCall:
                 with self._waiting():
                     if not await backoff.sleep():
                         break
-        message = f"no answer within {self.route.timeout:g} s (orchestrator.gateway.request_timeout)"
         return error_response(
-            504, f"{message}; last seen: {seen or 'the inference server was still generating'}"
+            504,
+            f"no answer within {self.route.timeout:g} s (last seen: "
+            f"{last_error or 'the inference server was still generating'}); check the inference log, or raise "
+            "orchestrator.gateway.request_timeout",
         )
 
     async def _acquire(self, pool: Replicas, backoff: Backoff, tried: set[Replica]) -> Replica:
@@ -113,7 +118,7 @@ class ModelCall:
             self.queued += time.perf_counter() - started
 
     async def _try(self, pool: Replicas, replica: Replica, backoff: Backoff) -> web.Response | str:
-        """One attempt: the answer, or what went wrong for a passing reason.
+        """Make one attempt. Returns the answer, or the message of a transient error.
 
         Raises `TimeoutError` at the deadline.
         """
@@ -125,13 +130,14 @@ class ModelCall:
         except TimeoutError:
             if backoff.remaining <= 0:
                 raise
-            return f"{replica.url} was given up: {replica.reason}"
+            # the pool ended the call early, because the replica was lost
+            return f"{replica.url} was lost: {replica.reason}"
         except aiohttp.ClientConnectorError as error:
-            if error.errno not in LOCAL_FAULTS:
+            if error.errno not in OPEN_FILE_LIMITS:
                 pool.lost(replica, describe(error))
             return f"{replica.url}: {describe(error)}"
         except aiohttp.ClientError as error:
-            replica.suspected.set()
+            replica.suspected.set()  # triggers a health check; the replica may be fine
             return f"{replica.url}: {describe(error)}"
         if status in RETRIED:
             return f"{replica.url} answered {status}: {answer[:300].decode(errors='replace')}"
@@ -140,11 +146,11 @@ class ModelCall:
         return self._accept(pool, replica, version, answer)
 
     async def _post(self, pool: Replicas, replica: Replica, body: bytes, timeout: float) -> tuple[int, bytes]:
-        """Status and body. Raises `TimeoutError` at the deadline, and when the replica is lost meanwhile."""
+        """Return status and body. Raises `TimeoutError` at the deadline, or earlier if the replica is lost."""
         headers = {"Content-Type": "application/json", **(PACKED if self.head_size else {})}
         url = replica.url + self.path
         async with asyncio.timeout(timeout) as deadline:
-            replica.calls.add(deadline)
+            replica.calls.add(deadline)  # lets the pool end this call when the replica is lost
             try:
                 async with pool.http.post(url, data=body, headers=headers, timeout=UNTIMED) as response:
                     return response.status, await response.read()
@@ -153,12 +159,12 @@ class ModelCall:
 
     @contextmanager
     def _waiting(self) -> Iterator[None]:
-        """Time inside is not the gateway's own."""
+        """Add the time inside the context to `waited`."""
         started = time.perf_counter()
         try:
             yield
         finally:
-            self.elsewhere += time.perf_counter() - started
+            self.waited += time.perf_counter() - started
 
     def _body(self, version: int | None) -> bytes:
         seed = None
@@ -169,14 +175,15 @@ class ModelCall:
     def _accept(
         self, pool: Replicas, replica: Replica, version: int | None, body: bytes
     ) -> web.Response | str:
-        """Note versions and heads of an answer; one older than what the replica acknowledged is thrown away."""
+        """Record versions and heads of an answer. Rejects one from an older version than the replica acknowledged."""
         try:
             spans = self.request.spans(body, version)
             body, heads = self.request.take_heads(body, self.head_size)
         except (msgspec.DecodeError, ValueError) as error:
-            return error_response(502, f"{replica.url} gave an answer that cannot be used: {error}")
+            return error_response(502, f"{replica.url} returned an invalid answer: {error}")
+        # a server that restarted under the same address serves its initial weights until it is updated again
         if version is not None and spans and min(span[0] for span in spans) < version:
-            reason = f"it sampled with v{spans[0][0]} after it had acknowledged v{version}: it restarted"
+            reason = f"sampled with v{spans[0][0]} after acknowledging v{version}, so it has restarted"
             if replica.version == version:
                 pool.lost(replica, reason)
             return f"{replica.url}: {reason}"
@@ -187,11 +194,12 @@ class ModelCall:
 
 
 def json_response(status: int, body: bytes) -> web.Response:
+    """Return a response with a JSON body."""
     return web.Response(status=status, body=body, content_type="application/json")
 
 
 def error_response(status: int, message: str) -> web.Response:
-    """An error in the shape of the OpenAI API."""
+    """Return an error in the format of the OpenAI API. Server errors are logged."""
     if status >= 500:
         logger.warning("gateway: %s", message)
     kind = "server_error" if status >= 500 else "invalid_request_error"

@@ -1,4 +1,4 @@
-"""What the gateway reads and rewrites in requests and answers; all else passes through as raw bytes."""
+"""Fields of requests and answers that the gateway reads or rewrites. Everything else is forwarded as raw bytes."""
 
 from typing import Any
 
@@ -11,15 +11,15 @@ from braidrl.orchestrator.gateway.sessions import Session, Spans
 from braidrl.orchestrator.train.topk import TopK, num_candidates
 
 UNUSED = ("routed_experts_prompt_start",)
-"""Sampling parameters that verifiers adds and that nothing behind the gateway reads."""
+"""Sampling parameters that verifiers adds and that no inference server reads."""
 
 
 class RequestError(ValueError):
-    """A request that the gateway refuses (status 400)."""
+    """The gateway refuses a request (status 400)."""
 
 
 class ModelRequest:
-    """The body of a model call. Raises `RequestError` when it is not a JSON object with a `model`."""
+    """Body of a model call. Raises `RequestError` if it is not a JSON object with a `model`."""
 
     def __init__(self, body: bytes) -> None:
         try:
@@ -27,7 +27,7 @@ class ModelRequest:
             self.model = msgspec.json.decode(self.fields["model"], type=str)
             self.sampling = self._sampling()
         except KeyError:
-            raise RequestError("the request has no `model`") from None
+            raise RequestError("the request has no `model`; name one that GET /v1/models lists") from None
         except msgspec.DecodeError as error:
             raise RequestError(f"the request is not a JSON object of the expected shape: {error}") from None
 
@@ -36,7 +36,7 @@ class ModelRequest:
         return {name: msgspec.json.decode(self.fields[name]) for name in names}
 
     def check(self, session: Session) -> None:
-        """Refuse what the trainer cannot replay."""
+        """Raise `RequestError` for sampling that the trainer cannot replay."""
         if session.temperature is None:
             return
         try:
@@ -46,25 +46,32 @@ class ModelRequest:
         temperature = self.sampling.get("temperature", 1.0)
         if temperature != session.temperature:
             raise RequestError(
-                f"temperature={temperature!r} differs from the {session.temperature!r} at which the trainer "
-                f"will compute log-probs; set the source's sampling.temperature instead"
+                f"temperature={temperature!r} differs from {session.temperature!r}, at which the trainer computes "
+                "log-probs; remove it from the request and set sampling.temperature of the source"
             )
 
     def limit(self, context: int | None) -> None:
-        """Nothing to cap where the server renders the prompt itself."""
+        """Cap the answer by the context length. Does nothing here, where the server renders the prompt."""
 
     def spans(self, body: bytes, version: int | None) -> Spans:
-        """Policy versions of the tokens of an answer; none where tokens stay with the server."""
+        """Return the policy versions of the tokens of an answer; empty if the answer has no token ids."""
         return []
 
     def encode(self, seed: int | None, salt: str | None, head_size: int | None = None) -> bytes:
-        """The body to forward. `seed` replaces its own; `salt` keeps the prefix caches of policies apart; heads of
-        `head_size` are asked for where tokens come back."""
+        """Return the body to forward.
+
+        Args:
+            seed: replaces the seed of the request; None to keep it.
+            salt: separates the prefix caches of policy versions.
+            head_size: size of the heads to request candidates for, if the answer has token ids.
+        """
         return self._encode({} if seed is None else {"seed": seed}, salt)
 
     def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, TopK]]:
-        """An answer without the candidates that only the gateway asked for, and the heads recovered from them; none
-        where tokens stay with the server. Raises `ValueError` when candidates are missing."""
+        """Return an answer without the candidates that only the gateway requested, and the heads recovered from them.
+
+        There are no heads if the answer has no token ids. Raises `ValueError` if candidates are missing.
+        """
         return body, {}
 
     def _encode(self, changes: dict[str, Any], salt: str | None) -> bytes:
@@ -74,7 +81,7 @@ class ModelRequest:
 
 
 class GenerateRequest(ModelRequest):
-    """`POST /inference/v1/generate`: token ids in, token ids out."""
+    """Body of `POST /inference/v1/generate`: token ids in, token ids out."""
 
     def _sampling(self) -> dict[str, Any]:
         self.prompt = msgspec.json.decode(self.fields.get("token_ids", b"[]"), type=list[int])
@@ -82,17 +89,17 @@ class GenerateRequest(ModelRequest):
         return {name: value for name, value in params.items() if name not in UNUSED}
 
     def limit(self, context: int | None) -> None:
-        """Cap `max_tokens` by the room that the prompt leaves; refuse a prompt that leaves none."""
+        """Cap `max_tokens` so that prompt and answer fit the context. Raises `RequestError` if the prompt fills it."""
         if context is None:
             return
         room = context - len(self.prompt)
         if room < 1:
             raise RequestError(
                 f"the prompt of {len(self.prompt)} tokens leaves no room for an answer in the maximum "
-                f"context length of {context} tokens"
+                f"context length of {context} tokens; shorten the prompt, or raise seq_len"
             )
-        wanted = self.sampling.get("max_tokens")
-        self.sampling["max_tokens"] = room if wanted is None else min(wanted, room)
+        requested = self.sampling.get("max_tokens")
+        self.sampling["max_tokens"] = room if requested is None else min(requested, room)
 
     def spans(self, body: bytes, version: int | None) -> Spans:
         return read_spans(body, version)
@@ -100,8 +107,8 @@ class GenerateRequest(ModelRequest):
     def encode(self, seed: int | None, salt: str | None, head_size: int | None = None) -> bytes:
         sampling = self.sampling if seed is None else {**self.sampling, "seed": seed}
         if head_size is not None:
-            wanted = max(num_candidates(head_size), self.sampling.get("logprobs") or 0)
-            sampling = {**sampling, "logprobs": wanted}
+            candidates = max(num_candidates(head_size), self.sampling.get("logprobs") or 0)
+            sampling = {**sampling, "logprobs": candidates}
         return self._encode({"sampling_params": sampling}, salt)
 
     def take_heads(self, body: bytes, size: int | None) -> tuple[bytes, dict[bytes, TopK]]:
@@ -110,8 +117,11 @@ class GenerateRequest(ModelRequest):
         return take_heads(body, self.prompt, size, self.sampling.get("logprobs"))
 
 
-class _Labelled(msgspec.Struct):
-    """vLLM's span of generated tokens: a label that is ours, or its own for the weights that it started with."""
+class _LabelledSpan(msgspec.Struct):
+    """Span of generated tokens as vLLM reports it.
+
+    `version` is Braid's label of a weight update, or vLLM's own label of the initial weights.
+    """
 
     version: str
     start: int
@@ -120,7 +130,7 @@ class _Labelled(msgspec.Struct):
 
 class _GenerateChoice(msgspec.Struct):
     token_ids: list[int] = []
-    weight_versions: list[_Labelled] | None = None
+    weight_versions: list[_LabelledSpan] | None = None
 
 
 class _GenerateAnswer(msgspec.Struct):
@@ -128,7 +138,7 @@ class _GenerateAnswer(msgspec.Struct):
     choices: list[_GenerateChoice] = []
 
     def spans(self) -> Spans | None:
-        """Those of all choices; None where the engine does not report them."""
+        """Return the spans of all choices, or None if the engine does not report them."""
         if self.weight_versions is not None or any(choice.weight_versions is None for choice in self.choices):
             return self.weight_versions
         labelled = (span for choice in self.choices for span in choice.weight_versions or ())
@@ -136,9 +146,9 @@ class _GenerateAnswer(msgspec.Struct):
 
 
 def read_spans(body: bytes, version: int | None) -> Spans:
-    """Policy versions of the generated tokens; `version` where the engine does not report them.
+    """Return the policy versions of the generated tokens; all `version` if the engine does not report them.
 
-    Raises `ValueError` when they do not cover the generated tokens exactly.
+    Raises `ValueError` if the reported spans do not cover the generated tokens exactly.
     """
     if version is None:
         return []
@@ -147,13 +157,13 @@ def read_spans(body: bytes, version: int | None) -> Spans:
     if (spans := answer.spans()) is None:
         return [(version, count)]
     if (reported := sum(span[1] for span in spans)) != count:
-        raise ValueError(f"weight_versions {spans} cover {reported} tokens, {count} were generated")
+        raise ValueError(f"weight_versions {spans} cover {reported} tokens, but {count} were generated")
     return spans
 
 
 def translate_answer(body: bytes) -> bytes:
-    """Spell token ids as the renderers read them: vLLM's `"token_id": N` becomes `"token": "token_id:N"`."""
-    if b'"token_id":' not in body:
+    """Convert token ids to the format that renderers read: vLLM's `"token_id": N` to `"token": "token_id:N"`."""
+    if b'"token_id":' not in body:  # spares decoding most answers
         return body
     answer = msgspec.json.decode(body)
     for choice in answer.get("choices") or []:

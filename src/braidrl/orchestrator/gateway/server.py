@@ -1,9 +1,12 @@
-"""The gateway: the only address that environments see.
+"""The gateway: the only endpoint that environments use.
 
-It runs inside the orchestrator's event loop and forwards model calls to the replicas of the model that they
-name. On the way it gives every call its own seed, keeps the prefix caches of different policies apart,
-refuses sampling that the trainer could not replay, waits while weights change or a replica restarts, and
-remembers which policy version sampled each token of a session, and the head that it was drawn from if asked to.
+It runs in the orchestrator's event loop and forwards model calls to the replicas of the requested model. It
+
+- gives every call its own seed,
+- separates the prefix caches of different policy versions,
+- refuses sampling parameters that the trainer cannot replay,
+- holds calls while weights are updated or a replica restarts,
+- records the policy version of each sampled token and, if configured, its head.
 """
 
 import hmac
@@ -29,38 +32,38 @@ SESSION_HEADER = "X-Session-ID"
 MAX_BODY = 2**30
 """Largest request body in bytes: a guard against exhausting memory, not a limit on contexts."""
 CHAT = "/v1/chat/completions"
-UNAUTHORIZED = "the gateway needs the run's API key"
+UNAUTHORIZED = "missing or wrong API key; send the API key of the run as a bearer token"
 
 
 @dataclass
 class Traffic:
-    """What went through since the last reading."""
+    """Traffic since the last `Gateway.take_traffic`."""
 
     requests: int = 0
     retries: int = 0
     refused: int = 0
     overhead: float = 0.0
-    """Seconds spent in the gateway itself: neither waiting for a replica nor for its answer."""
+    """Seconds spent in the gateway itself, without the wait for a replica or for its answer."""
     queued: float = 0.0
-    """Seconds that calls waited for a replica to take them."""
-    most_waiting: int = 0
-    """Most calls that waited at once, over the replicas of one model."""
+    """Seconds that calls waited for a free replica."""
+    max_waiting: int = 0
+    """Maximum number of calls for one model that waited at once."""
 
     def count(self, call: ModelCall, seconds: float) -> None:
-        """A call has ended after so many seconds."""
+        """Add a call that took `seconds` in total."""
         self.retries += call.retries
-        self.overhead += seconds - call.elsewhere
+        self.overhead += seconds - call.waited
         self.queued += call.queued
 
 
 class Gateway:
-    """An HTTP server over the replicas of one or several models. Use as an async context.
+    """HTTP server in front of the replicas of one or several models. Use it as an async context manager.
 
     Args:
         pools: the replicas of each model, by model name.
-        seed: the run's seed, the root of every request's.
-        context: context limit in tokens, prompt and completion together.
-        api_key: key that requests must carry and that replicas get; None: no key.
+        seed: seed of the run, from which the seed of every call is derived.
+        context: maximum number of tokens of prompt and completion together.
+        api_key: key that requests must carry; None to require none.
     """
 
     def __init__(
@@ -86,13 +89,13 @@ class Gateway:
     # -- lifetime
 
     async def __aenter__(self) -> Self:
-        allow_open_files()  # a call has two connections
+        allow_open_files()  # each call has two connections: from the environment and to the replica
         app = web.Application(client_max_size=MAX_BODY)
         app.router.add_post(GENERATE, self._generate)
         app.router.add_post(CHAT, self._chat)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
-        # an environment that gives up closes its connection, and then its generation must stop too
+        # cancel the handler, and with it the generation, when an environment closes its connection
         self._runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, self.config.host, self.config.port, backlog=4096)
@@ -115,30 +118,34 @@ class Gateway:
     def open_session(
         self, trace_id: str, key: str, temperature: float | None, head_size: int | None = None
     ) -> None:
-        """Name a trace before its first call. See `Session` for what is to be known of it."""
+        """Register a trace before its first call. See `Session` for the arguments."""
         self.sessions.open(trace_id, Session(key, temperature, head_size))
 
     def take_session(self, trace_id: str) -> Session | None:
-        """What is known of the session's calls; the gateway forgets it. None where there is none."""
+        """Remove and return the session of a trace, or None if there is none."""
         session = self.sessions.pop(trace_id, None)
         if session is not None:
             session.move(None)
         return session
 
+    def expect_late_traces(self) -> None:
+        """Accept calls that arrive before `open_session` of their trace, as those of worker processes may."""
+        self.sessions.expect_late_traces()
+
     @property
     def policy(self) -> str:
-        """Name of the live policy, which is also where its tokenizer lies."""
+        """Name of the live policy, which is also the path of its tokenizer."""
         return next(name for name, pool in self.pools.items() if pool.live)
 
     @property
     def waiting(self) -> int:
-        """Calls that wait for a replica to take them."""
+        """Number of calls that wait for a free replica."""
         return sum(pool.waiting for pool in self.pools.values())
 
     def take_traffic(self) -> Traffic:
-        """What went through since the last call of this method."""
+        """Return the traffic since the last call and reset it."""
         traffic, self.traffic = self.traffic, Traffic()
-        traffic.most_waiting = max(pool.admission.take_peak() for pool in self.pools.values())
+        traffic.max_waiting = max(pool.admission.take_peak() for pool in self.pools.values())
         return traffic
 
     # -- routes

@@ -1,4 +1,4 @@
-"""The backlog: which work is dispatched next."""
+"""The backlog: choice of the group that is dispatched next."""
 
 import bisect
 import itertools
@@ -12,9 +12,10 @@ from braidrl.orchestrator.pipeline.groups import Group, Work
 
 
 class Backlog:
-    """Work that waits, oldest first; when there is none, the next task of a source that is chosen by weight.
+    """Queue of work to dispatch, oldest first. When it is empty, a source is chosen by weight and its sampler chooses a
+    task.
 
-    The choice depends on the run's seed, the number of the dispatch and the samplers alone.
+    The choice depends only on the run's seed, the number of the dispatch and the samplers, never on timing.
     """
 
     def __init__(self, envs: list[TrainEnv], seed: int) -> None:
@@ -25,7 +26,7 @@ class Backlog:
         self._weights = list(itertools.accumulate(env.source.weight for env in envs))
 
     def next_group(self) -> Group:
-        """The next group to dispatch."""
+        """Return the next group to dispatch."""
         if not self.queue:
             index = self._number()
             env = self.choose_env(index)
@@ -35,7 +36,8 @@ class Backlog:
         return Group(index, work.env, work.task, work.numbers, work.returns)
 
     def choose_env(self, index: int) -> TrainEnv:
-        """The source of the dispatch of this number."""
+        """Return the source of dispatch number `index`."""
+        # hash of the dispatch number, uniform in [0, total weight): needs no random state in checkpoints
         point = derive_seed(self.seed, "source", index) / 2**63 * self._weights[-1]
         return self.envs[min(bisect.bisect_right(self._weights, point), len(self.envs) - 1)]
 
@@ -44,17 +46,18 @@ class Backlog:
         return self.next_index - 1
 
     def put_back(self, groups: list[Group]) -> None:
-        """Dispatch the tasks of these groups once more, as new groups, before anything else."""
-        self.queue.extendleft(group.again for group in reversed(groups))
+        """Queue the tasks of these groups again, in order and ahead of all other work. They become new groups."""
+        self.queue.extendleft(group.retry for group in reversed(groups))
 
     # -- state
 
     def state_dict(self, pending: Iterable[Group]) -> dict[str, Any]:
-        """The next dispatch number, and the work that a resumed run does first: these groups, then what waits."""
+        """Return the next dispatch number and the work that a resumed run does first: `pending`, then the queue."""
         work = [*(group.work for group in pending), *self.queue]
         return {"next_index": self.next_index, "work": [item.record() for item in work]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`."""
         by_name = {env.name: env for env in self.envs}
         self.next_index = state["next_index"]
         for item in state["work"]:

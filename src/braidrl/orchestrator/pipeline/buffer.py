@@ -1,4 +1,4 @@
-"""The buffer: traces that wait for a batch, and how many more may be under way."""
+"""The buffer: traces that wait for a batch, and the bound on the work that may be buffered or in flight."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from braidrl.orchestrator.pipeline.groups import Group, ReadyTrace
 from braidrl.transport.types import TrainingBatch
 
 ROUNDING = 1e-9
-"""Shares of a group add up to the group only so exactly."""
+"""Relative tolerance for sums of trace weights, which are fractions of a group."""
 
 
 @dataclass
@@ -22,19 +22,19 @@ class CollectedBatch:
 
     @property
     def training_batch(self) -> TrainingBatch:
-        """What the trainer gets."""
+        """Batch as it is sent to the trainer."""
         return TrainingBatch(
             step=self.step, samples=[sample for trace in self.traces for sample in trace.samples]
         )
 
     @property
     def groups(self) -> list[Group]:
-        """The groups that it has a trace of, in dispatch order."""
+        """Groups with at least one trace in the batch, in dispatch order."""
         return list(dict.fromkeys(trace.group for trace in self.traces))
 
     @property
     def versions(self) -> str:
-        """Which policies sampled it, in words."""
+        """Policy versions that sampled the batch, for the log: `v3`, `v2-v3` or `a frozen model`."""
         oldest = [trace.oldest for trace in self.traces if trace.oldest is not None]
         newest = [trace.newest for trace in self.traces if trace.newest is not None]
         if not oldest or not newest:
@@ -43,15 +43,16 @@ class CollectedBatch:
 
 
 class Buffer:
-    """Traces from the end of their group to their batch, measured in the unit of batches: traces, or tokens.
+    """Traces between the end of their group and their batch, measured in the unit of the batch size: traces or tokens.
 
-    While the policy is v, at most `v + 1 + k` batches may be shipped, buffered or in flight, so that what is
-    dispatched now is at most k versions old when it trains; with `oversampling_factor` f, another f - 1.
+    With policy version v and `max_off_policy_steps = k`, at most `v + 1 + k` batches may be shipped, buffered or in
+    flight, so that a group dispatched now is at most k versions old when it trains. `oversampling_factor = f` allows
+    another f - 1 batches.
 
-    Strictly on-policy (k = 0), timing must have no say in what is dispatched. So as long as episodes are in flight, a
-    group that has ended counts for what it was expected to bring, or for less where it has fewer traces; never for
-    more. Then the work that fills the room is the same in whichever order it ends. When all of it has ended, `settle`
-    takes the true sizes, and what is still missing is another round.
+    If strictly on-policy (k = 0), timing must not affect what is dispatched. Therefore a group that has ended counts at
+    most its expected size while other episodes are in flight, less if it has fewer traces. The set of groups that fill
+    the bound is then the same for any order of completion. Once all have ended, `settle` replaces the expected sizes by
+    the true ones, and the dispatcher fills up what is still missing.
     """
 
     def __init__(self, config: BatchesConfig, max_steps: int) -> None:
@@ -64,36 +65,41 @@ class Buffer:
         self.size = size
         self.surplus = (config.oversampling_factor - 1) * size
         self.shipped = 0
-        """Batches of the run that were shipped, by earlier processes too."""
+        """Number of batches shipped since the start of the run, including those before a resume."""
         self.ready: list[ReadyTrace] = []
 
-    # -- how much may run ahead
+    @property
+    def on_policy(self) -> bool:
+        """True if the run is strictly on-policy: sampling and training alternate."""
+        return self.max_off_policy_steps == 0
+
+    # -- bound on buffered and running work
 
     def full(self, in_flight: Iterable[Group], version: int) -> bool:
-        """Whether the bound allows no group beside those `in_flight` while the policy is `version`."""
+        """Return True if the bound at policy `version` allows no group in addition to `in_flight`."""
         weights = itertools.chain((trace.weight for trace in self.ready), map(self.expected, in_flight))
-        # an exact sum does not depend on the order in which groups ended
+        # fsum is exactly rounded, so the result does not depend on the order in which groups ended
         return math.fsum(weights) >= self.room(version) * (1 - ROUNDING)
 
     def room(self, version: int) -> float:
-        """What may be buffered or in flight while the policy is `version`."""
+        """Return the maximum size that may be buffered or in flight at policy `version`."""
         batches = min(version + 1 + self.max_off_policy_steps, self.max_steps) - self.shipped
         return batches * self.size + self.surplus if batches > 0 else 0.0
 
     def expected(self, group: Group) -> float:
-        """What a group in flight counts for."""
-        return group.expected * (group.env.yields.tokens_per_trace if self.in_tokens else 1.0)
+        """Return the expected size of a group in flight."""
+        return group.expected_traces * (group.env.yield_estimate.tokens_per_trace if self.in_tokens else 1.0)
 
     # -- in
 
     def add(self, group: Group, traces: list[ReadyTrace]) -> None:
-        """Buffer what a group that has ended brings; until `settle` it counts for no more than was expected of it."""
+        """Buffer the traces of an ended group. Until `settle`, together they count at most its expected size."""
         for trace in traces:
-            trace.weight = self.expected(group) / max(group.expected, len(traces))
+            trace.weight = self.expected(group) / max(group.expected_traces, len(traces))
         self.ready += traces
 
     def settle(self) -> None:
-        """Count what waits for what it is."""
+        """Count every buffered trace by its true size."""
         for trace in self.ready:
             trace.weight = self._size_of(trace)
 
@@ -103,47 +109,67 @@ class Buffer:
     # -- out
 
     def take(self, step: int) -> CollectedBatch | None:
-        """The batch of `step`, once there is enough: the first in dispatch order, after those that were left behind too
-        often already. One in tokens has as many traces as it takes to reach its size."""
+        """Return the batch of `step`, or None while too little is buffered.
+
+        Groups that were returned `max_returns` times come first, then dispatch order. A batch measured in tokens takes
+        traces until it reaches its size.
+        """
         if sum(map(self._size_of, self.ready)) < self.size:
             return None
-        order = sorted(self.ready, key=lambda trace: (not self.protects(trace.group), trace.group.place))
+        order = sorted(self.ready, key=lambda trace: (not self.protects(trace.group), trace.group.sort_key))
         totals = itertools.accumulate(map(self._size_of, order))
         count = next(count for count, total in enumerate(totals, start=1) if total >= self.size)
         self.ready = order[count:]
         self.shipped += 1
-        return CollectedBatch(step, sorted(order[:count], key=lambda trace: trace.group.place))
+        return CollectedBatch(step, sorted(order[:count], key=lambda trace: trace.group.sort_key))
 
     def take_all(self, step: int) -> CollectedBatch:
-        """All that waits, as the batch of `step`, however much it is."""
-        traces, self.ready = sorted(self.ready, key=lambda trace: trace.group.place), []
+        """Return everything buffered as the batch of `step`, whatever its size."""
+        traces, self.ready = sorted(self.ready, key=lambda trace: trace.group.sort_key), []
         self.shipped += 1
         return CollectedBatch(step, traces)
 
     def unship(self) -> None:
-        """The batch that was taken last trains nothing and is not sent."""
+        """Undo the count of the last batch, which has no signal and is not sent."""
         self.shipped -= 1
 
+    def resume_at(self, step: int) -> None:
+        """Count all batches up to and including that of `step` as shipped."""
+        self.shipped = step
+
+    def pending_groups(self) -> list[Group]:
+        """Return the buffered groups of which no batch has used a trace yet."""
+        return list(dict.fromkeys(trace.group for trace in self.ready if not trace.group.used))
+
+    # -- staleness
+
     def protects(self, group: Group) -> bool:
-        """Whether a group must not be left behind once more."""
+        """Return True if a group has been returned `max_returns` times and must not be dropped again."""
         return group.returns >= self.max_returns
 
+    def too_old(self, item: Group | ReadyTrace, step: int) -> bool:
+        """Return True if a group or trace exceeds the staleness bound in the batch of `step`."""
+        return item.staleness(step) > self.max_off_policy_steps
+
     def drop_stale(self, step: int) -> tuple[int, list[Group]]:
-        """Drop what is too old for the batch of `step`; returns how many traces, and the groups of which nothing has
-        trained and nothing is left."""
-        stale = [trace for trace in self.ready if trace.staleness(step) > self.max_off_policy_steps]
+        """Drop the traces that are too old for the batch of `step`.
+
+        Returns:
+            The number of dropped traces, and the groups that lost all their traces before any batch used one.
+        """
+        stale = [trace for trace in self.ready if self.too_old(trace, step)]
         if not stale:
             return 0, []
-        self.ready = [trace for trace in self.ready if trace.staleness(step) <= self.max_off_policy_steps]
+        self.ready = [trace for trace in self.ready if not self.too_old(trace, step)]
         left = {trace.group for trace in self.ready}
         lost = {trace.group for trace in stale if not trace.group.used} - left
-        return len(stale), sorted(lost, key=lambda group: group.place)
+        return len(stale), sorted(lost, key=lambda group: group.sort_key)
 
     def describe(self, version: int) -> str:
-        """What waits, in words."""
+        """Return the buffered size and the bound, for the status line."""
         unit = "tokens" if self.in_tokens else "traces"
-        waits = sum(map(self._size_of, self.ready))
+        buffered = sum(map(self._size_of, self.ready))
         return (
-            f"{waits} {unit} buffered of {self.size} a batch, {self.room(version):.0f} may be under way with policy "
-            f"v{version}"
+            f"{buffered} of {self.size} {unit} buffered for the next batch, at most {self.room(version):.0f} may be "
+            f"buffered or in flight with policy v{version}"
         )

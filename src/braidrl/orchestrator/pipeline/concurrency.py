@@ -1,49 +1,54 @@
-"""Adaptive concurrency: fewer episodes in flight while model calls queue in the engine, more while it keeps up."""
+"""Adaptive concurrency: fewer episodes in flight while model calls queue in the engine, more when they do not."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
 
 PERIOD_SECONDS = 0.25
-"""Pause between two looks at the engine."""
+"""Seconds between two measurements of the engine's queue."""
 WINDOW = 8
-"""Looks between two decisions. A queue *stands* when none of them found the engine without one: the burst of calls at
-the start of a group, or while weights change, does not."""
+"""Measurements per decision. A queue is *standing* if all of them are above 0. The minimum ignores short bursts, at the
+start of a group or after a weight update."""
 BACKOFF = 0.75
-"""What is left of the episodes in flight, at least, after a decision to back off."""
-GROWTH = 8
-"""The limit grows by one part in so many with a decision."""
+"""Minimum fraction of the episodes in flight that one decision keeps."""
+GROWTH_DIVISOR = 8
+"""One decision raises the limit by 1 / `GROWTH_DIVISOR` of itself, at least by 1."""
 
 
 class AdaptiveConcurrency:
-    """Grows slowly and backs off fast, within `least` and `most`; starts at `most`.
+    """Limit of episodes in flight between `minimum` and `maximum`, which grows slowly and backs off fast.
 
-    A standing queue is work that waits for its turn while it ages: the limit goes down by as many episodes as wait, but
-    by no more than a quarter. Without one, and with as many episodes in flight as allowed, it goes up by an eighth.
+    Calls in a standing queue only age, so the limit drops by the length of the queue, but at most by a quarter. Without
+    a standing queue it grows by an eighth, if the current limit was reached. It starts at `maximum`.
     """
 
-    def __init__(self, least: int, most: int) -> None:
-        self.least = least
-        self.most = most
-        self.limit = most
+    def __init__(self, minimum: int, maximum: int) -> None:
+        self.minimum = minimum
+        self.maximum = maximum
+        self.limit = maximum
         self._queues: list[int] = []
-        self._flights: list[int] = []
+        self._in_flight: list[int] = []
 
     def observe(self, queue: int, in_flight: int) -> int:
-        """Take a look at the engine: model calls that wait in it, and episodes in flight. Returns the limit."""
+        """Record one measurement and return the limit.
+
+        Args:
+            queue: model calls that wait in the engine.
+            in_flight: episodes in flight.
+        """
         self._queues.append(queue)
-        self._flights.append(in_flight)
+        self._in_flight.append(in_flight)
         if len(self._queues) == WINDOW:
-            self._decide(min(self._queues), max(self._flights))
+            self._decide(min(self._queues), max(self._in_flight))
             self._queues.clear()
-            self._flights.clear()
+            self._in_flight.clear()
         return self.limit
 
     def _decide(self, standing: int, in_flight: int) -> None:
         if standing > 0:
             lower = max(in_flight - standing, int(BACKOFF * in_flight))
-            self.limit = max(self.least, min(self.limit, lower))
-        elif in_flight >= self.limit:
-            self.limit = min(self.most, self.limit + max(1, self.limit // GROWTH))
+            self.limit = max(self.minimum, min(self.limit, lower))
+        elif in_flight >= self.limit:  # an unused limit was not tested, so it does not grow
+            self.limit = min(self.maximum, self.limit + max(1, self.limit // GROWTH_DIVISOR))
 
 
 async def adapt(
@@ -53,7 +58,10 @@ async def adapt(
     apply: Callable[[int], None],
     seconds: float = PERIOD_SECONDS,
 ) -> None:
-    """Look, decide, `apply` the limit; runs until cancelled. `queue` gives None where the engine does not say."""
+    """Measure every `seconds` and `apply` the limit. Runs until cancelled.
+
+    `queue` returns None if no engine reports its queue, and then the limit stays.
+    """
     while True:
         waiting = await queue()
         if waiting is not None:

@@ -1,4 +1,4 @@
-"""The dispatcher: keeps episodes in flight, and hands out a batch as soon as it is full."""
+"""The dispatcher: keeps episodes in flight and returns a batch as soon as it is full."""
 
 import asyncio
 import time
@@ -12,23 +12,22 @@ from braidrl.orchestrator.envs.source import TrainEnv
 from braidrl.orchestrator.pipeline.backlog import Backlog
 from braidrl.orchestrator.pipeline.buffer import CollectedBatch
 from braidrl.orchestrator.pipeline.groups import Group
-from braidrl.orchestrator.pipeline.records import GroupOutcome
 from braidrl.orchestrator.pipeline.sink import Sink
 
 
 class Dispatcher:
-    """Keeps episodes in flight, within the bound on staleness (`Buffer`) and the bound on concurrency.
+    """Keeps episodes in flight, within the staleness bound (`Buffer`) and the concurrency limit.
 
-    Groups are dispatched whole, so the last one may exceed the bound by less than its size. With k = 0 nothing of
-    the next batch is dispatched before the last one is shipped and trained, and then timing has no say in the set
-    of dispatched groups.
+    Groups are dispatched whole, so the last one may exceed the staleness bound by less than its size. In a strictly
+    on-policy run, no group of the next batch is dispatched before the current batch has been shipped and trained. The
+    set of dispatched groups then does not depend on timing.
 
-    Work that gets too old is cancelled or dropped, and its task comes first once more. After `max_returns` times the
-    batch that would leave it behind waits for it, so that no task is too slow to be learnt from.
+    Work that becomes too old is cancelled or dropped, and its task is queued again ahead of all other work. After
+    `max_returns` times, the next batch waits for it instead, so that slow tasks train too.
 
     Args:
-        version: the policy version that is served now.
-        max_concurrent: most episodes in flight, until `limit` says otherwise.
+        version: returns the policy version that inference serves.
+        max_concurrent: initial maximum number of episodes in flight.
     """
 
     def __init__(
@@ -42,9 +41,9 @@ class Dispatcher:
         self.max_concurrent = max_concurrent
         self.backlog = Backlog(envs, seed)
         self.groups: dict[tuple[int, int], Group] = {}
-        """Groups of which an episode is waiting, in flight, or being scored, by their place."""
+        """Groups with an episode that is waiting, in flight or being scored, by `Group.sort_key`."""
         self.progress = time.monotonic()
-        """When something moved last."""
+        """Time of the last progress, by `time.monotonic`."""
         self._waiting: deque[tuple[Group, int]] = deque()
         self._tasks: dict[asyncio.Task, tuple[Group, int, float]] = {}
         self._wake = asyncio.Event()
@@ -55,10 +54,10 @@ class Dispatcher:
     # -- the loop
 
     async def run(self) -> None:
-        """Dispatch until cancelled; then cancel what is in flight. Raises what a failed algorithm raised."""
+        """Dispatch until cancelled, then cancel all episodes. Re-raises the error of a failed algorithm."""
         try:
             while True:
-                self._wake.clear()
+                self._wake.clear()  # before the check, so that a wake-up during it is not lost
                 if self._failure is not None:
                     raise self._failure
                 self._fill()
@@ -69,24 +68,24 @@ class Dispatcher:
             await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def wake(self) -> None:
-        """Something changed that may let more episodes run: a new version, a batch, an ended episode."""
+        """Check again for work: after a new policy version, a shipped batch or an ended episode."""
         self.progress = time.monotonic()
         self._wake.set()
 
-    def limit(self, episodes: int) -> None:
-        """Have no more than so many episodes in flight from now on; those that are go on."""
+    def set_max_concurrent(self, episodes: int) -> None:
+        """Set the maximum number of concurrent episodes. Running episodes are not interrupted."""
         if episodes != self.max_concurrent:
             self.max_concurrent = episodes
             self._wake.set()
 
     @property
     def idle(self) -> bool:
-        """Whether no group is under way."""
+        """True if no group is in flight."""
         return not self.groups
 
     @property
     def full(self) -> bool:
-        """Whether the bound on staleness allows no further group."""
+        """True if the staleness bound allows no further group."""
         return self.buffer.full(self.groups.values(), self.version())
 
     def _fill(self) -> None:
@@ -98,9 +97,9 @@ class Dispatcher:
             self._launch(*self._waiting.popleft())
 
     def _open(self, group: Group) -> None:
-        self.groups[group.place] = group
+        self.groups[group.sort_key] = group
         self._waiting.extend((group, number) for number in group.numbers)
-        self.sink.metrics.counts["groups/dispatched"] += 1
+        self.sink.count_dispatched()
 
     # -- episodes
 
@@ -117,7 +116,7 @@ class Dispatcher:
         await self.sink.arrive(group, number, finished)
         if group.complete:
             await self.sink.complete(group)
-            del self.groups[group.place]
+            del self.groups[group.sort_key]
 
     def _ended(self, task: asyncio.Task) -> None:
         group, number, _ = self._tasks.pop(task)
@@ -130,9 +129,10 @@ class Dispatcher:
     # -- batches
 
     async def collect(self, step: int) -> CollectedBatch:
-        """The batch of `step`, as soon as it is full. The deadlines of its episodes bound the wait.
+        """Return the batch of `step` as soon as it is full. The deadlines of its episodes bound the wait.
 
-        A strictly on-policy batch also waits for the last episode in flight, so that timing has no say in it.
+        A strictly on-policy batch also waits for the last episode in flight, so that its content does not depend on
+        timing.
         """
         self._collecting = step
         while True:
@@ -147,69 +147,68 @@ class Dispatcher:
             await self._ended_one.wait()
 
     def _may_take(self, step: int) -> bool:
-        if self.sink.max_off_policy_steps == 0:
+        if self.buffer.on_policy:
             return self.idle and self.full
         return not self._awaited(step)
 
     def _awaited(self, step: int) -> list[Group]:
-        """Groups that the batch of `step` must not leave behind."""
+        """Return the groups in flight that the batch of `step` waits for, because they may not be returned again."""
         return [group for group in self._too_old(step + 1) if self.buffer.protects(group)]
 
     def _too_old(self, step: int) -> list[Group]:
-        """Groups in flight that would be too old for the batch of `step`."""
+        """Return the groups in flight that are too old for the batch of `step`."""
         live = [group for group in self.groups.values() if group.env.live]
-        return [group for group in live if group.staleness(step) > self.sink.max_off_policy_steps]
+        return [group for group in live if self.buffer.too_old(group, step)]
 
     def _shipped(self, step: int) -> None:
         self._collecting = None
         for env in self.envs:
-            env.yields.fade()
+            env.yield_estimate.fade()
         self._return(self.sink.drop_stale(step + 1))
         self._return(self._cancel(self._too_old(step + 1)))
         self.wake()
 
     def _cancel(self, groups: list[Group]) -> list[Group]:
-        """Stop what still runs of these groups."""
+        """Stop the episodes of these groups, and return the groups."""
         for group in groups:
-            del self.groups[group.place]
+            del self.groups[group.sort_key]
             self._waiting = deque(item for item in self._waiting if item[0] is not group)
             for task in group.running.values():
                 task.cancel()
-            self.sink.metrics.counts["episodes/cancelled"] += group.size - len(group.finished)
-            self.sink.discard(group, "stale")
-            self.sink.last.fates.append(GroupOutcome(group, "stale"))
+        self.sink.cancel(groups)
         return groups
 
     def _return(self, groups: list[Group]) -> None:
-        """Dispatch the tasks of groups that got too old once more."""
+        """Queue the tasks of groups that became too old again."""
         self.backlog.put_back(groups)
-        self.sink.metrics.counts["groups/returned"] += len(groups)
+        self.sink.return_groups(groups)
 
     # -- state
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run dispatches next: what was in flight or buffered first, oldest first."""
-        buffered = {trace.group.place: trace.group for trace in self.buffer.ready if not trace.group.used}
+        """Return the state of the backlog. A resumed run first repeats groups in flight or buffered, oldest first."""
+        buffered = {group.sort_key: group for group in self.buffer.pending_groups()}
         pending = sorted((self.groups | buffered).items())
         return self.backlog.state_dict(group for _, group in pending)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the state returned by `state_dict`."""
         self.backlog.load_state_dict(state)
 
-    # -- what people see
+    # -- status
 
     @property
     def episodes(self) -> int:
-        """Episodes in flight."""
+        """Number of episodes in flight."""
         return len(self._tasks)
 
     @property
     def in_flight(self) -> Counter[str]:
-        """Episodes in flight by source."""
+        """Number of episodes in flight by source."""
         return Counter(group.env.name for group, _, _ in self._tasks.values())
 
     def describe(self) -> str:
-        """Who waits for what, in one line."""
+        """Return a status line: episodes in flight, buffered traces, and the reason for waiting."""
         flight = ", ".join(f"{count} of {name}" for name, count in sorted(self.in_flight.items())) or "none"
         oldest = min(self._tasks.values(), key=lambda entry: entry[2], default=None)
         if oldest is not None:
@@ -220,7 +219,9 @@ class Dispatcher:
     def _state(self) -> str:
         if self._collecting is not None and (awaited := self._awaited(self._collecting)):
             names = ", ".join(sorted(group.id for group in awaited))
-            return f"the batch of step {self._collecting} waits for {names}, left behind too often already"
+            return (
+                f"the batch of step {self._collecting} waits for {names}, returned max_returns times already"
+            )
         more = self._waiting or not self.full
         if more and len(self._tasks) >= self.max_concurrent:
             return f"no more than {self.max_concurrent} episodes at once"

@@ -1,4 +1,4 @@
-"""What one step of the orchestrator reports."""
+"""Metrics of one step of the orchestrator."""
 
 import statistics
 from collections import Counter, defaultdict
@@ -11,7 +11,7 @@ from braidrl.orchestrator.envs.source import FinishedEpisode
 from braidrl.orchestrator.train.samples import Flattened
 from braidrl.orchestrator.train.turns import Turn
 
-ALWAYS = (
+ALWAYS_LOGGED = (
     "episodes/done",
     "episodes/failed",
     "episodes/cancelled",
@@ -22,25 +22,26 @@ ALWAYS = (
     "groups/rejected",
     "groups/returned",
 )
-"""Counts that are logged when they are 0 as well."""
+"""Counts that are logged even if they are 0."""
 
 
 @dataclass
 class StepMetrics:
-    """Counts and values since the last batch."""
+    """Counts and values collected since the last batch."""
 
     counts: Counter[str] = field(default_factory=Counter)
     rewards: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     """Rewards of eligible traces by source."""
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    """Scores that the environments recorded (`@metric`), by `SOURCE/NAME`."""
+    """Metrics recorded by environments (`@metric`), by `SOURCE/NAME`."""
     turns: list[int] = field(default_factory=list)
+    """Number of turns of each eligible trace."""
     tokens: list[int] = field(default_factory=list)
     """Sampled tokens of each eligible trace."""
     seconds: list[float] = field(default_factory=list)
-    """Duration of each episode."""
+    """Duration of each episode in seconds."""
     samples: list[int] = field(default_factory=list)
-    """Samples of each flattened trace."""
+    """Number of samples of each flattened trace."""
     continued: list[Turn] = field(default_factory=list)
     """Turns of eligible traces that continue a conversation."""
 
@@ -61,27 +62,29 @@ class StepMetrics:
                     self.values[f"{env}/{name}"].append(value)
 
     def group(self, outcome: str) -> None:
-        """Count one group by what became of it."""
+        """Count one ended group and its outcome."""
         self.counts["groups/done"] += 1
         self.counts[f"groups/{outcome}"] += 1
 
     def flattened(self, flat: Flattened) -> None:
-        """Count what became of one trace."""
+        """Count the samples of one flattened trace and the branches that were refused."""
         self.samples.append(len(flat.samples))
         self.refused(flat.refused.elements())
 
     def refused(self, reasons: Iterable[str]) -> None:
-        """Count traces and branches that cannot train, by reason."""
+        """Count the reasons why traces or branches cannot train."""
         self.counts.update(f"refused/{reason}" for reason in reasons)
 
     def summary(self) -> dict[str, float]:
-        """The metrics, by name."""
+        """Return the metrics by name."""
         rewards = [reward for values in self.rewards.values() for reward in values]
         metrics = spread("reward", rewards)
         for env, values in self.rewards.items():
             metrics |= spread(f"reward/{env}", values)
         metrics |= {f"metric/{name}": statistics.fmean(values) for name, values in self.values.items()}
-        metrics |= dict.fromkeys(ALWAYS, 0.0) | {name: float(count) for name, count in self.counts.items()}
+        metrics |= dict.fromkeys(ALWAYS_LOGGED, 0.0) | {
+            name: float(count) for name, count in self.counts.items()
+        }
         metrics["tokens/sampled"] = float(sum(self.tokens))
         metrics["zero_signal"] = _share(self.counts["groups/no_signal"], self.counts["groups/done"])
         metrics["truncated"] = _share(self.counts["traces/truncated"], self.counts["traces/eligible"])
@@ -91,8 +94,8 @@ class StepMetrics:
         return metrics | self._trajectories()
 
     def _trajectories(self) -> dict[str, float]:
-        """Samples of a trace; of the turns that continue a conversation, the share that merged with the one before, the
-        share that was rendered anew, and that by reason."""
+        """Return the mean number of samples per trace and, over the turns that continue a conversation, the share that
+        was merged with the previous turn and the share that was rendered again, in total and by reason."""
         metrics = {"trajectories/samples": statistics.fmean(self.samples)} if self.samples else {}
         if self.continued:
             number = len(self.continued)
@@ -106,7 +109,7 @@ class StepMetrics:
 
 
 def spread(name: str, values: Sequence[float]) -> dict[str, float]:
-    """Mean and (population) standard deviation; nothing of no values."""
+    """Return the mean and the population standard deviation; empty if there are no values."""
     if not values:
         return {}
     return {f"{name}/mean": statistics.fmean(values), f"{name}/std": statistics.pstdev(values)}

@@ -1,4 +1,4 @@
-"""Why is nothing learned? Watches for groups without signal, says so, and ends a run that cannot train."""
+"""Detection of groups without signal: logs an explanation and ends a run that cannot train."""
 
 import logging
 from collections import Counter
@@ -7,16 +7,19 @@ from collections.abc import Sequence
 logger = logging.getLogger(__name__)
 
 SHOWN_ERRORS = 3
-"""Most frequent errors that the explanation lists."""
+"""Number of the most frequent errors that the explanation lists."""
 
 
 class NoSignalError(RuntimeError):
-    """No group has carried any signal for too long."""
+    """Too many consecutive groups had no signal."""
 
 
 class EmptyBatchGuard:
-    """Counts groups without signal in a row; the run ends after `max_batches` batches' worth of them, and no fewer
-    groups than that (before the first batch, what a group brings in tokens is only guessed)."""
+    """Counter of consecutive groups without signal, which ends the run after `max_batches` batches' worth of them.
+
+    At least `max_batches` groups are required as well, because until the first batch the size of a group in tokens is
+    only a guess.
+    """
 
     def __init__(self, batch_size: int, max_batches: int) -> None:
         self.batch_size = batch_size
@@ -31,16 +34,22 @@ class EmptyBatchGuard:
         self.errors: Counter[str] = Counter()
         self.gates: Counter[str] = Counter()
 
-    def failed(self, error: str) -> None:
-        """An episode failed."""
+    def record_failure(self, error: str) -> None:
+        """Count a failed episode and its error."""
         self.failures += 1
         self.errors[error] += 1
 
-    def group(self, weight: float, episodes: int, outcome: str, rejecting: Sequence[str] = ()) -> None:
-        """A group of `episodes` ended as `signal`, `no_signal`, `too_few` or `rejected`, by the gates of these names; a
-        batch was to get `weight` of it, in its own unit.
+    def record_group(self, weight: float, episodes: int, outcome: str, rejecting: Sequence[str] = ()) -> None:
+        """Count an ended group; one with signal resets the counter.
 
-        Raises `NoSignalError` with an explanation at the limit.
+        Args:
+            weight: expected size of the group, in the unit of the batch size (traces or tokens).
+            episodes: its number of episodes.
+            outcome: `signal`, `no_signal`, `too_few` or `rejected`.
+            rejecting: names of the gates that rejected it.
+
+        Raises:
+            NoSignalError: the limit is reached. The message explains why the groups had no signal.
         """
         if outcome == "signal":
             self._clear()
@@ -53,19 +62,19 @@ class EmptyBatchGuard:
         enough = self.groups.total() >= self.max_batches
         if enough and self.weight >= self.max_batches * self.batch_size:
             raise NoSignalError(
-                f"{self.explain()}. The run stops after {self.max_batches} batches' worth of such groups "
-                f"(orchestrator.max_empty_batches)"
+                f"{self.explain()}. The run stops after {self.max_batches} batches' worth of groups without signal; "
+                "fix the cause, or raise orchestrator.max_empty_batches"
             )
         if self.weight // self.batch_size > before:
             logger.warning("%s", self.explain())
 
     def explain(self) -> str:
-        """What is known about the groups since the last one with signal."""
+        """Return a summary of the groups since the last one with signal."""
         total = self.groups.total()
         parts = [
             f"no signal in {total} groups ({self.episodes} episodes) in a row: "
             f"{self.groups['no_signal'] / total:.0%} had equal rewards, {self.groups['too_few'] / total:.0%} "
-            f"too few episodes without error"
+            f"had too few episodes without error"
         ]
         if self.gates:
             gates = ", ".join(f"{name} ({count} groups)" for name, count in self.gates.most_common())
@@ -75,6 +84,6 @@ class EmptyBatchGuard:
             parts.append(f"{self.failures} of the episodes failed: {errors}")
         elif self.groups["no_signal"]:
             parts.append(
-                "no episode failed: the reward does not tell attempts apart (too easy, too hard, or constant)"
+                "no episode failed: the reward is the same for all attempts at a task (too easy, too hard, or constant)"
             )
         return ". ".join(parts)

@@ -1,5 +1,5 @@
-"""Records of a run: readable rollouts, an episode a JSON line with exact floats and the policy version of every token,
-and the ledger, a JSON line for every group that was dispatched."""
+"""Records of a run: episodes, one JSON line each with exact floats and the policy version of every token, and the
+ledger, one JSON line for every dispatched group."""
 
 import asyncio
 import json
@@ -18,11 +18,10 @@ from braidrl.orchestrator.pipeline.groups import Group
 def episode_record(
     finished: FinishedEpisode, *, env: str, step: int, outcome: str, group: str | None = None
 ) -> dict[str, Any]:
-    """An episode whole, as verifiers records it, and under `braid` what the run knows of it.
+    """Return the record of an episode: the complete record of verifiers, with Braid's fields under `braid`.
 
-    The nodes of each trace carry its token-level streams (`token_ids`, `mask`, `logprobs`, `advantages`,
-    ...). `braid.versions` has, by trace id, one list a model call, of `[policy version, tokens]` spans in
-    order.
+    The nodes of each trace contain its token-level streams (`token_ids`, `mask`, `logprobs`, `advantages`, ...).
+    `braid.versions` maps each trace id to one list per model call, of `[policy version, tokens]` spans in order.
     """
     record = finished.episode.to_record(float_decimals=None)
     record["braid"] = {
@@ -39,8 +38,8 @@ def episode_record(
 
 
 def group_records(ended: Iterable[tuple[Group, str]], step: int) -> Iterable[dict[str, Any]]:
-    """The records of groups that ended, in dispatch order."""
-    for group, outcome in sorted(ended, key=lambda pair: pair[0].place):
+    """Yield the records of all episodes of ended groups, in dispatch order."""
+    for group, outcome in sorted(ended, key=lambda pair: pair[0].sort_key):
         for _, finished in sorted(group.finished.items()):
             yield episode_record(finished, env=group.env.name, step=step, outcome=outcome, group=group.id)
 
@@ -55,46 +54,47 @@ def append_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
 
 
 async def write_records(path: Path, records: Iterable[dict[str, Any]]) -> None:
-    """`append_records` in a thread: dumping hundreds of episodes would hold up every model call."""
+    """Append records in a thread. Encoding hundreds of episodes would block the event loop and all model calls."""
     await asyncio.to_thread(append_records, path, records)
 
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """The end of a group.
-
-    `trained`: a batch that was shipped has a sample of it. `stale`: it got too old, and its task was returned, to be
-    dispatched once more under another number. Otherwise the outcome that it ended with: `no_signal`, `too_few`
-    (episodes without error), `rejected` (by a gate).
-    """
+    """Final outcome of a group."""
 
     group: Group
-    fate: str
+    outcome: str
+    """`trained`: a shipped batch has a sample of the group. `stale`: it became too old, and its task was queued again
+    under a new number. `no_signal`, `too_few` (too few episodes without error) or `rejected` (by a gate): it ended
+    without samples."""
 
     def line(self, step: int) -> dict[str, Any]:
-        """What is written of it; `step` is the batch that was being collected."""
-        return {"step": step, "group": self.group.id, **self.group.work.record(), "fate": self.fate}
+        """Return the group's line in the ledger; `step` is the batch that was being collected."""
+        return {"step": step, "group": self.group.id, **self.group.work.record(), "fate": self.outcome}
 
 
 @dataclass
 class EndedGroups:
-    """What ended between two batches."""
+    """Groups that ended between two batches."""
 
     groups: list[tuple[Group, str]] = field(default_factory=list)
-    """Groups of which no episode runs any more, with their outcome: they are recorded."""
-    fates: list[GroupOutcome] = field(default_factory=list)
-    """Groups that are done with: they have a line in the ledger."""
+    """Groups without running episodes, with the outcome of the group. Their episodes are recorded."""
+    outcomes: list[GroupOutcome] = field(default_factory=list)
+    """Groups whose final outcome is known. They are written to the ledger."""
 
 
 class Ledger:
-    """`metrics/groups.jsonl`. A group whose line is not there yet is in flight, buffered or waits to be dispatched, and
-    then the checkpoint lists it: between the two, nothing is lost and nothing is there twice."""
+    """Writer of `metrics/groups.jsonl`, one line per dispatched group.
+
+    Every group is either in the ledger or in the work that the checkpoint lists (queued, in flight or buffered), never
+    in both. No group is lost or repeated on resume.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.truncate_after = MetricsWriter(path).truncate_after
 
-    def write(self, step: int, fates: Iterable[GroupOutcome]) -> None:
-        """Append what became of groups while the batch of `step` was collected."""
+    def write(self, step: int, outcomes: Iterable[GroupOutcome]) -> None:
+        """Append the outcomes of groups that were decided while the batch of `step` was collected."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(fate.line(step)) + "\n" for fate in fates)
+            file.writelines(json.dumps(each.line(step)) + "\n" for each in outcomes)

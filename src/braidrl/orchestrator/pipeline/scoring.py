@@ -1,4 +1,4 @@
-"""Credit: the hooks of algorithms, called on what their barrier waits for."""
+"""Credit assignment: calls the hooks of algorithms on complete episodes, groups and batches."""
 
 import logging
 from collections.abc import Iterable
@@ -15,12 +15,12 @@ logger = logging.getLogger(__name__)
 
 
 def eligible(finished: FinishedEpisode) -> list[Trace]:
-    """The traces of an ended episode that may train."""
+    """Return the traces of an ended episode that may train."""
     return [trace for trace in finished.episode.traces if ineligibility(finished.episode, trace) is None]
 
 
 async def score_episode(algorithm: Algorithm, finished: FinishedEpisode) -> None:
-    """Score an ended episode. Scoring that fails (a teacher that is away, say) fails the episode."""
+    """Score an ended episode. If scoring fails (e.g. an unreachable teacher), the episode is marked as failed."""
     if not eligible(finished):
         return
     try:
@@ -32,13 +32,16 @@ async def score_episode(algorithm: Algorithm, finished: FinishedEpisode) -> None
 
 
 async def score_group(group: Group) -> None:
-    """Score a group whose last episode has ended. Raises `RuntimeError` where its algorithm raises."""
+    """Score a complete group. Raises `RuntimeError` if its algorithm raises."""
     await _score(group.env.algorithm, "score_group", group.episodes, f"group {group.id}")
 
 
 async def score_batch(algorithm: Algorithm, traces: Iterable[ReadyTrace], step: int) -> None:
-    """Score the episodes of these traces of a batch, but for those that an earlier batch held a trace of. Raises
-    `RuntimeError` where the algorithm raises."""
+    """Score the episodes of these traces of a batch, once each.
+
+    An episode whose traces are spread over several batches is scored with the first of them. Raises `RuntimeError` if
+    the algorithm raises.
+    """
     first = {trace.episode.id: trace for trace in traces if trace.episode.id not in trace.group.credited}
     for episode_id, trace in first.items():
         trace.group.credited.add(episode_id)
@@ -48,7 +51,7 @@ async def score_batch(algorithm: Algorithm, traces: Iterable[ReadyTrace], step: 
 
 
 def waiting_for_batch(traces: Iterable[ReadyTrace]) -> dict[TrainEnv, list[ReadyTrace]]:
-    """Those whose credit is known only when a whole batch is there, by source."""
+    """Return the traces whose credit is known only once the batch is full, by source."""
     waiting: dict[TrainEnv, list[ReadyTrace]] = {}
     for trace in traces:
         if trace.group.waits_for_batch:
@@ -56,11 +59,11 @@ def waiting_for_batch(traces: Iterable[ReadyTrace]) -> dict[TrainEnv, list[Ready
     return waiting
 
 
-async def _score(algorithm: Algorithm, hook: str, episodes: list[Episode], what: str) -> None:
+async def _score(algorithm: Algorithm, hook: str, episodes: list[Episode], scored: str) -> None:
     try:
         await getattr(algorithm, hook)(episodes)
     except Exception as error:
         raise RuntimeError(
-            f"{type(algorithm).__name__}.{hook} failed on {what}: {type(error).__name__}: {error}; the run stops, "
-            "because without credit it would train nothing and nobody would notice"
+            f"{type(algorithm).__name__}.{hook} failed on {scored}: {type(error).__name__}: {error}. Samples cannot "
+            "train without credit, so the run stops: fix the algorithm"
         ) from error

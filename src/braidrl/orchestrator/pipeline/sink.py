@@ -1,6 +1,7 @@
-"""The sink: episodes in, batches out. Groups are assembled by id, scored, judged, flattened, filtered for signal."""
+"""The sink: turns episodes into batches. Groups are assembled, scored, gated, flattened and filtered for signal."""
 
 import logging
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from braidrl.configs.orchestrator import OrchestratorConfig
@@ -26,37 +27,74 @@ logger = logging.getLogger(__name__)
 class Sink:
     """Collects batches of `batch_size` training traces, or `token_batch_size` tokens, in dispatch order.
 
-    A trace counts when it is eligible (`ineligibility`) and, with `constant_trainer_batch_size`, carries
-    signal; without, traces that carry none count as well and leave a smaller batch. What is left over waits
-    for the next batch as long as it is not older than `max_off_policy_steps`. The trace of an algorithm that waits
-    for the batch counts before its signal is known, and leaves a smaller batch where it has none.
+    A trace counts towards a batch if it is eligible (`ineligibility`) and carries signal. With
+    `constant_trainer_batch_size = false`, traces without signal count too and make the batch smaller. Traces with
+    barrier `batch` count before their signal is known and also make the batch smaller if they have none. Remaining
+    traces wait for the next batch until they are older than `max_off_policy_steps`.
     """
 
     def __init__(self, config: OrchestratorConfig) -> None:
         self.config = config
-        self.max_off_policy_steps = config.max_off_policy_steps
         self.buffer = Buffer(config, config.max_steps)
         self.last = EndedGroups()
-        """What has ended since the last batch."""
+        """Groups that ended since the last `take_ended`."""
         self.unobserved: list[Group] = []
-        """Complete groups that their curricula have not seen yet."""
+        """Complete groups that their curricula have not observed yet."""
         self.metrics = StepMetrics()
-        self.signal = EmptyBatchGuard(self.buffer.size, config.max_empty_batches)
+        self.empty_batches = EmptyBatchGuard(self.buffer.size, config.max_empty_batches)
 
     def take_metrics(self) -> dict[str, float]:
-        """The metrics since the last call."""
+        """Return the metrics since the last call and reset them."""
         metrics, self.metrics = self.metrics, StepMetrics()
         return metrics.summary()
 
     def take_ended(self) -> EndedGroups:
-        """What has ended since the last call."""
+        """Return the groups that ended since the last call."""
         ended, self.last = self.last, EndedGroups()
         return ended
+
+    # -- progress
+
+    @property
+    def next_step(self) -> int:
+        """Step of the batch that is being collected."""
+        return self.buffer.shipped + 1
+
+    @property
+    def buffered(self) -> int:
+        """Number of traces that wait for a batch."""
+        return len(self.buffer.ready)
+
+    def resume_at(self, step: int) -> None:
+        """Count all batches up to and including that of `step` as shipped."""
+        self.buffer.resume_at(step)
+
+    def fills_batch(self, groups: Iterable[Group]) -> bool:
+        """Return True if `groups` and the buffer are expected to fill the next batch of a strictly on-policy run."""
+        # strictly on-policy, the policy version equals the number of shipped batches
+        return self.buffer.full(groups, version=self.buffer.shipped)
+
+    # -- groups
+
+    def count_dispatched(self) -> None:
+        """Count one dispatched group."""
+        self.metrics.counts["groups/dispatched"] += 1
+
+    def cancel(self, groups: Iterable[Group]) -> None:
+        """Record groups that became too old while episodes were in flight. The caller stops their episodes."""
+        for group in groups:
+            self.metrics.counts["episodes/cancelled"] += group.size - len(group.finished)
+            self._end(group, "stale")
+            self.last.outcomes.append(GroupOutcome(group, "stale"))
+
+    def return_groups(self, groups: Sequence[Group]) -> None:
+        """Count groups whose tasks the caller has queued again."""
+        self.metrics.counts["groups/returned"] += len(groups)
 
     # -- episodes in
 
     async def arrive(self, group: Group, number: int, finished: FinishedEpisode) -> None:
-        """Take an ended episode and let its algorithm score it. Scoring that fails fails the episode."""
+        """Score an ended episode and add it to its group. If scoring fails, the episode is marked as failed."""
         episode = finished.episode
         await score_episode(group.env.algorithm, finished)
         group.finished[number] = finished
@@ -64,19 +102,22 @@ class Sink:
         reasons = (ineligibility(episode, trace) for trace in episode.traces if trace.agent.trainable)
         self.metrics.refused(reason for reason in reasons if reason)
         if finished.error is not None:
-            self.signal.failed(finished.error)
+            self.empty_batches.record_failure(finished.error)
 
     async def complete(self, group: Group) -> None:
-        """Score a group whose last episode has ended, and buffer what trains, if every gate of its curriculum admits
-        it. Of a group with too few survivors only signal counts that needs no siblings: observations, say.
+        """Score a complete group and buffer its training traces if every gate of its curriculum admits it.
 
-        Raises `NoSignalError` when no group has had any signal for too long.
+        A group with too few episodes without error has no advantages. Only its samples with signal that needs no
+        siblings, such as observations of `echo`, are buffered.
+
+        Raises:
+            NoSignalError: too many consecutive groups had no signal.
         """
         counts = [len(eligible(finished)) for finished in group.finished.values()]
         survivors = sum(count > 0 for count in counts)
-        enough = survivors >= group.env.needed
+        enough = survivors >= group.env.min_survivors
         waits = group.waits_for_batch and enough
-        group.env.yields.observe(survivors, sum(counts))
+        group.env.yield_estimate.observe(survivors, sum(counts))
         traces: list[ReadyTrace] = []
         rejecting: list[str] = []
         if survivors:
@@ -89,44 +130,49 @@ class Sink:
         outcome = (
             "too_few" if not enough else "rejected" if rejecting else "signal" if signal else "no_signal"
         )
-        self.discard(group, outcome)
-        if not (signal and waits):
+        self._end(group, outcome)
+        if not (
+            signal and waits
+        ):  # a group with barrier `batch` has no final signal yet: `credit` records its batch
             expected = self.buffer.expected(group)
-            self.signal.group(expected, group.size, "signal" if signal else outcome, rejecting)
+            self.empty_batches.record_group(expected, group.size, "signal" if signal else outcome, rejecting)
         if self.config.constant_trainer_batch_size or not enough:
-            traces = [trace.recounted() for trace in traces if trace.samples]
+            traces = [trace.count_tokens() for trace in traces if trace.samples]
         self._buffer(group, traces, outcome)
 
-    def discard(self, group: Group, outcome: str) -> None:
-        """Note what became of a group."""
+    def _end(self, group: Group, outcome: str) -> None:
+        """Record that no episode of a group runs any more."""
         self.last.groups.append((group, outcome))
         self.metrics.group(outcome)
 
     def _buffer(self, group: Group, traces: list[ReadyTrace], outcome: str) -> None:
         self.buffer.add(group, traces)
         if not traces:
-            self.last.fates.append(GroupOutcome(group, outcome))
+            self.last.outcomes.append(GroupOutcome(group, outcome))
         self.unobserved.append(group)
-        if self.max_off_policy_steps > 0:
+        if not self.buffer.on_policy:
             self._settle()
 
     def _settle(self) -> None:
-        """Learn from the groups that are complete: let curricula see them, in dispatch order, and the estimates of what
-        episodes bring follow. A strictly on-policy run waits with it until everything has ended, so that timing has no
-        say in what is dispatched next."""
-        for group in sorted(self.unobserved, key=lambda group: group.place):
+        """Update curricula and yield estimates from the complete groups, in dispatch order.
+
+        A strictly on-policy run calls this only once all episodes have ended, so that timing does not affect what is
+        dispatched next.
+        """
+        for group in sorted(self.unobserved, key=lambda group: group.sort_key):
             group.env.curriculum.observe(group.episodes)
-            group.env.yields.settle()
+            group.env.yield_estimate.settle()
         self.unobserved.clear()
         self.buffer.settle()
 
     def _flatten(self, group: Group) -> list[ReadyTrace]:
-        """The group's eligible traces as training samples."""
+        """Return the group's eligible traces as training samples."""
         ready: list[ReadyTrace] = []
         for _, finished in sorted(group.finished.items()):
             for trace in eligible(finished):
                 versions = finished.versions(trace.id) if group.env.live else []
-                cut = partial(
+                # kept with the trace: samples of barrier `batch` are flattened again once their credit is final
+                flatten = partial(
                     flatten_trace,
                     trace,
                     seq_len=self.config.seq_len,
@@ -137,16 +183,18 @@ class Sink:
                     versions=versions,
                     heads=None if group.env.head_size is None else finished.heads.get(trace.id, {}),
                 )
-                flat = cut()
+                flat = flatten()
                 self.metrics.flattened(flat)
                 if flat.samples:
                     span = (min(versions, default=None), max(versions, default=None))
-                    ready.append(ReadyTrace(group, finished.episode, cut, flat.samples, *span).recounted())
-        group.env.yields.measure(trace.tokens for trace in ready)
+                    ready.append(
+                        ReadyTrace(group, finished.episode, flatten, flat.samples, *span).count_tokens()
+                    )
+        group.env.yield_estimate.measure(trace.tokens for trace in ready)
         return ready
 
     def _drop_zero_signal(self, traces: list[ReadyTrace]) -> None:
-        """Take the tokens that carry no signal out of the samples, and the samples that have no others."""
+        """Remove tokens without signal from the samples, and samples without any other tokens."""
         for trace in traces:
             kept = (drop_zero_signal(sample) for sample in trace.samples)
             trace.samples = [sample for sample in kept if sample is not None]
@@ -155,9 +203,11 @@ class Sink:
     # -- batches out
 
     def take(self, step: int) -> CollectedBatch | None:
-        """The batch of `step` when it is full; one without any signal is skipped, and collecting goes on. A strictly
-        on-policy run must ask only when everything has ended."""
-        if self.max_off_policy_steps == 0:
+        """Return the batch of `step`, or None while it is not full. Batches without any signal are skipped.
+
+        In a strictly on-policy run, call it only when no episode is in flight.
+        """
+        if self.buffer.on_policy:
             self._settle()
         while (batch := self.buffer.take(step)) is not None:
             if any(trace.samples for trace in batch.traces):
@@ -166,29 +216,32 @@ class Sink:
         return None
 
     def take_all(self, step: int) -> CollectedBatch:
-        """What there is, as the batch of `step`, for whoever sets its size: it has ended, all of it."""
+        """Return everything buffered as the batch of `step`, whatever its size. No episode may be in flight."""
         self._settle()
         return self.buffer.take_all(step)
 
     async def credit(self, batch: CollectedBatch) -> bool:
-        """Let the algorithms that wait for a whole batch score their part of it, and drop what then carries no
-        signal; False if nothing is left, and the batch is skipped.
+        """Run `score_batch` for the traces with barrier `batch` and remove what then carries no signal.
 
-        Raises `NoSignalError` when no batch has had any signal for too long.
+        Returns:
+            False if nothing is left. The batch is then skipped.
+
+        Raises:
+            NoSignalError: too many consecutive batches had no signal.
         """
         waiting = waiting_for_batch(batch.traces)
         for env, traces in waiting.items():
             await score_batch(env.algorithm, traces, batch.step)
             for trace in traces:
-                flat = trace.cut()
-                del flat.refused["too_long"]  # was counted when the group was complete
+                flat = trace.flatten()
+                del flat.refused["too_long"]  # already counted when the group was complete
                 self.metrics.refused(flat.refused.elements())
                 trace.samples = flat.samples
             self._drop_zero_signal(traces)
         signal = any(trace.samples for trace in batch.traces)
         if waiting:
             outcome = "signal" if signal else "no_signal"
-            self.signal.group(self.buffer.size, len(batch.traces), outcome)
+            self.empty_batches.record_group(self.buffer.size, len(batch.traces), outcome)
         if signal:
             self._conclude(batch)
         else:
@@ -196,22 +249,24 @@ class Sink:
         return signal
 
     def _conclude(self, batch: CollectedBatch) -> None:
-        """Note that the groups of a batch are done with; those of an earlier one were already."""
+        """Record the outcome of the groups of a batch, except those that an earlier batch has recorded."""
         trained = {trace.group for trace in batch.traces if trace.samples}
         for group in batch.groups:
             if not group.used:
                 group.used = True
-                self.last.fates.append(GroupOutcome(group, "trained" if group in trained else "no_signal"))
+                self.last.outcomes.append(GroupOutcome(group, "trained" if group in trained else "no_signal"))
 
     def _skip(self, batch: CollectedBatch) -> None:
         self.buffer.unship()
         self._conclude(batch)
         self.metrics.counts["batches/skipped"] += 1
-        logger.warning("step %d: no trace of a whole batch carries signal; it is skipped", batch.step)
+        logger.warning(
+            "step %d: skipping a full batch, because none of its traces carries signal", batch.step
+        )
 
     def drop_stale(self, step: int) -> list[Group]:
-        """Drop what is too old for the batch of `step`; returns the groups of which nothing will train."""
+        """Drop the traces that are too old for the batch of `step`. Returns the groups that lost all their traces."""
         dropped, lost = self.buffer.drop_stale(step)
         self.metrics.counts["traces/stale"] += dropped
-        self.last.fates += [GroupOutcome(group, "stale") for group in lost]
+        self.last.outcomes += [GroupOutcome(group, "stale") for group in lost]
         return lost

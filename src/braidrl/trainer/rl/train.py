@@ -44,7 +44,8 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
             with learner.on_device():
                 row = learner.step(step, batch.samples, recorder) | staleness_metrics(step, batch.samples)
             trained = time.perf_counter()
-            learner.publish(run, step, whole=is_due(config, step))
+            saves = config.checkpoint.due(step, config.max_steps)
+            learner.publish(run, step, whole=saves)
             row |= {"time/wait": received - start, "time/publish": time.perf_counter() - trained}
             recorder.write(run.token_records(step), step)
             if parallel.leads:
@@ -52,7 +53,7 @@ def train(config: TrainerConfig, resume_step: int | None = None) -> None:
                 batches.remove(step)
                 metrics.log(step, row)
                 logger.info("step %d/%d: %s", step, config.max_steps, summary(row))
-            if is_due(config, step):
+            if saves:
                 _save(learner, run, step)
         logger.info("trainer has done all %d steps", config.max_steps)
 
@@ -74,9 +75,3 @@ def _save(learner: Learner, run: RunFolder, step: int) -> None:
     )
     if learner.parallel.leads:
         prune_checkpoints(run, learner.config.checkpoint)
-
-
-def is_due(config: TrainerConfig, step: int) -> bool:
-    """Whether the state after `step` is saved: every `interval` steps, and after the last."""
-    interval = config.checkpoint.interval
-    return step == config.max_steps or (interval is not None and step % interval == 0)

@@ -66,6 +66,6 @@ async def test_a_task_that_never_ends_is_cut_off_and_the_rest_trains(
     assert "stub-000001" not in {sample.group_id for batch in batches for sample in batch.samples}
     ended = [record for record in records(tmp_path, 1) if record["braid"]["group"] == "stub-000001"]
     assert [record["braid"]["outcome"] for record in ended] == ["too_few"] * 4
-    assert {record["errors"][-1]["message"].split(" (")[0] for record in ended} == {
+    assert {record["errors"][-1]["message"].split("; ")[0] for record in ended} == {
         "the episode was not generated and scored within 2 s"
     }

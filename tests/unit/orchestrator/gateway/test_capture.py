@@ -115,7 +115,7 @@ async def test_an_engine_without_candidates_is_named() -> None:
         assert gateway.sessions["t"].heads == {}
     assert engine.requests[0]["sampling_params"]["logprobs"] == SIZE + 2
     assert status == 502
-    assert "1 candidates for generated token 0, where 22 were asked for" in answer["error"]["message"]
+    assert "1 candidates for generated token 0, but 22 were requested" in answer["error"]["message"]
 
 
 @asynccontextmanager

@@ -153,8 +153,8 @@ async def test_calls_beyond_the_bound_wait_in_the_order_in_which_they_came() -> 
             order = [request["sampling_params"]["seed"] for request in engine.requests]
             assert order == sorted(order)
         traffic = setup.gateway.take_traffic()
-        assert traffic.most_waiting == 8 and traffic.queued > 0
-        assert setup.gateway.take_traffic().most_waiting == 0
+        assert traffic.max_waiting == 8 and traffic.queued > 0
+        assert setup.gateway.take_traffic().max_waiting == 0
 
 
 async def test_a_session_waits_for_room_at_its_own_replica_and_holds_up_nobody() -> None:

@@ -137,7 +137,7 @@ async def test_the_first_token_batch_is_cautious_and_the_next_knows_better() -> 
     """Before anything has ended a trace may be as long as the context; then the estimate is what was seen."""
     env = make_env()
     settings = {"batch_size": None, "token_batch_size": 8 * LENGTH, "seq_len": 24}
-    env.yields.tokens_per_trace = 24.0
+    env.yield_estimate.tokens_per_trace = 24.0
     async with open_dispatcher(env, **settings) as (dispatcher, policy):
         assert len(env.started) == 2  # 48 tokens, for all that is known
         collecting = asyncio.create_task(dispatcher.collect(1))

@@ -121,7 +121,7 @@ async def test_the_dispatcher_follows_the_limit() -> None:
     async with open_dispatcher(env, max_concurrent=8, bound=20) as (dispatcher, _):
         limits = AdaptiveConcurrency(2, 8)
         following = asyncio.create_task(
-            adapt(limits, waiting, lambda: dispatcher.episodes, dispatcher.limit, seconds=0.0)
+            adapt(limits, waiting, lambda: dispatcher.episodes, dispatcher.set_max_concurrent, seconds=0.0)
         )
         async with asyncio.timeout(10.0):
             while dispatcher.max_concurrent > 2:
@@ -144,7 +144,7 @@ async def test_the_limit_has_no_say_in_what_a_strictly_on_policy_run_dispatches(
     for limit in (1, 3, 64):
         env = make_env()
         async with open_dispatcher(env) as (dispatcher, _):
-            dispatcher.limit(limit)
+            dispatcher.set_max_concurrent(limit)
             collecting = asyncio.create_task(dispatcher.collect(1))
             while not collecting.done():
                 await end_all(env)

@@ -242,8 +242,8 @@ async def test_and_what_holds_the_next_episode_back(limit: int, state: str) -> N
         words = dispatcher.describe()
         assert words.endswith(state)
         assert (
-            "(oldest stub-000000/0, 0 s); 0 traces buffered of 4 a batch, 4 may be under way with policy v0"
-            in words
+            "(oldest stub-000000/0, 0 s); 0 of 4 traces buffered for the next batch, at most 4 may be buffered or in "
+            "flight with policy v0" in words
         )
 
 

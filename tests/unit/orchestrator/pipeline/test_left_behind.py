@@ -46,15 +46,15 @@ async def test_a_task_that_is_always_too_slow_is_waited_for_in_the_end() -> None
             env.end(key, policy.version)
         await settle()
         assert not waiting.done()
-        assert (
-            f"the batch of step 4 waits for {kept.id}, left behind too often already" in dispatcher.describe()
-        )
+        assert f"the batch of step 4 waits for {kept.id}, returned max_returns times" in dispatcher.describe()
         for number, version in kept.versions.items():
             env.end(kept.key(number), version)
         batch = await asyncio.wait_for(waiting, 5.0)
         assert kept in batch.groups
         fates = [
-            fate.fate for fate in dispatcher.sink.last.fates if fate.group.index == 0 or fate.group.returns
+            each.outcome
+            for each in dispatcher.sink.last.outcomes
+            if each.group.index == 0 or each.group.returns
         ]
         assert fates == ["stale", "stale", "trained"]
         assert dispatcher.sink.metrics.counts["groups/returned"] == 2

@@ -181,7 +181,7 @@ async def test_a_group_of_which_all_fail_is_recorded_and_trains_nothing() -> Non
     assert [outcome for outcome, _ in records] == ["too_few"] * 2 + ["signal"] * 2
     assert [errors[0]["message"] for _, errors in records[:2]] == ["it broke"] * 2
     assert {trace.group.index for trace in sink.buffer.ready} == {1}
-    assert (env.yields.episodes, env.yields.traces) == (2, 2)
+    assert (env.yield_estimate.episodes, env.yield_estimate.traces) == (2, 2)
     metrics = sink.take_metrics()
     assert (metrics["episodes/failed"], metrics["groups/too_few"], metrics["reward/mean"]) == (2, 1, 0.5)
 

@@ -136,7 +136,7 @@ def test_who_asked_for_no_log_probs_gets_none() -> None:
         (lambda entry: entry["top_logprobs"].pop(), None),
         (
             lambda entry: entry["top_logprobs"].clear(),
-            "0 candidates for generated token 1, where 5 were asked",
+            "0 candidates for generated token 1, but 5 were requested",
         ),
         (lambda entry: entry.pop("top_logprobs"), "serve the model with max_logprobs >= 5"),
         (lambda entry: entry["top_logprobs"][1].update(logprob=3.0), "total probability of 20.47"),
