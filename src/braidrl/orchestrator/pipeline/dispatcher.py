@@ -57,7 +57,7 @@ class Dispatcher:
         """Dispatch until cancelled, then cancel all episodes. Re-raises the error of a failed algorithm."""
         try:
             while True:
-                self._wake.clear()  # before the check, so that a wake-up during it is not lost
+                self._wake.clear()
                 if self._failure is not None:
                     raise self._failure
                 self._fill()
@@ -76,7 +76,7 @@ class Dispatcher:
         """Set the maximum number of concurrent episodes. Running episodes are not interrupted."""
         if episodes != self.max_concurrent:
             self.max_concurrent = episodes
-            self._wake.set()
+            self._wake.set()  # not `wake`: a new limit is not progress
 
     @property
     def idle(self) -> bool:
@@ -136,7 +136,7 @@ class Dispatcher:
         """
         self._collecting = step
         while True:
-            self._ended_one.clear()
+            self._ended_one.clear()  # first, because an episode may end while `credit` is awaited
             self._return(self.sink.drop_stale(step))
             if self._may_take(step):
                 while (batch := self.sink.take(step)) is not None:

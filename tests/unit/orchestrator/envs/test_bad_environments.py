@@ -1,4 +1,4 @@
-"""Environments that go wrong: what they do is data or ends the run with the reason, and nothing hangs."""
+"""Faulty environments: they fail an episode or end the run with the reason, and never block it."""
 
 import json
 import math
@@ -19,7 +19,7 @@ def records(folder: Path, *steps: int) -> list[dict[str, Any]]:
     return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
 
 
-async def test_a_taskset_that_raises_stops_the_run_before_anything_is_played(
+async def test_a_taskset_that_raises_stops_the_run_before_any_episode(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     message = r"taskset 'stub-tasks' raised after 3 tasks: FileNotFoundError: tasks\.parquet; the run stops"
@@ -28,7 +28,7 @@ async def test_a_taskset_that_raises_stops_the_run_before_anything_is_played(
     assert not RunFolder(tmp_path).train_episodes(1).exists()
 
 
-def test_an_endless_taskset_that_raises_does_so_when_it_is_asked() -> None:
+def test_an_infinite_taskset_raises_when_the_next_task_is_requested() -> None:
     env = make_env()
     env.env.taskset.config.behaviour = "unloadable"
     type(env.env.taskset).INFINITE, finite = True, type(env.env.taskset).INFINITE
@@ -42,9 +42,7 @@ def test_an_endless_taskset_that_raises_does_so_when_it_is_asked() -> None:
         type(env.env.taskset).INFINITE = finite
 
 
-async def test_a_reward_that_is_no_number_is_left_out_and_counted(
-    tiny_model_dir: Path, tmp_path: Path
-) -> None:
+async def test_a_nan_reward_is_excluded_and_counted(tiny_model_dir: Path, tmp_path: Path) -> None:
     batches, _ = await run_stub(tiny_model_dir, tmp_path, env={"behaviour": "nan"})
     assert [len(batch.samples) for batch in batches] == [8, 8]
     assert min(sample.reward for batch in batches for sample in batch.samples) >= 0.5  # the others are NaN
@@ -55,9 +53,7 @@ async def test_a_reward_that_is_no_number_is_left_out_and_counted(
     assert all(math.isfinite(line["reward/mean"] or math.nan) for line in lines)
 
 
-async def test_a_task_that_never_ends_is_cut_off_and_the_rest_trains(
-    tiny_model_dir: Path, tmp_path: Path
-) -> None:
+async def test_an_endless_task_times_out_and_the_rest_trains(tiny_model_dir: Path, tmp_path: Path) -> None:
     taskset = {"id": "stub-tasks", "slow_tasks": (1,), "seconds": 1e6}
     source = {"env": {"taskset": taskset}, "name": "stub", "timeout": 2.0}
     train = {"group_size": 4, "sampling": {"max_tokens": 16}, "source": [source]}

@@ -1,4 +1,4 @@
-"""One episode: its deadline, its failures, its names."""
+"""Episodes of a source: deadline, failures and names."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -53,14 +53,17 @@ async def test_one_deadline_covers_generation(tiny_model_dir: Path) -> None:
         finished = await env.run(env.curriculum.next_task(), "key")
         assert finished.episode.is_timeout
         assert finished.error is not None
-        assert "not generated and scored within 1 s" in finished.error and "timeout of source 'stub'" in finished.error
+        assert (
+            "not generated and scored within 1 s" in finished.error
+            and "timeout of source 'stub'" in finished.error
+        )
         assert len(finished.episode.traces) == 1
         async with asyncio.timeout(5.0):
             while not engine.cancelled:
                 await asyncio.sleep(0.01)
 
 
-async def test_and_scoring(tiny_model_dir: Path) -> None:
+async def test_the_same_deadline_covers_scoring(tiny_model_dir: Path) -> None:
     engine = StubEngine(model=str(tiny_model_dir))
     async with engine, open_env(tiny_model_dir, engine, timeout=1.0, behaviour="endless") as env:
         finished = await env.run(env.curriculum.next_task(), "key")
@@ -68,11 +71,11 @@ async def test_and_scoring(tiny_model_dir: Path) -> None:
     assert finished.episode.is_timeout
     assert finished.error is not None
     assert "TimeoutError" in finished.error
-    assert trace.nodes[-1].sampled  # what was sampled is kept for the record
+    assert trace.nodes[-1].sampled  # sampled tokens are kept in the record
     assert not trace.ok
 
 
-async def test_what_an_environment_raises_becomes_the_episodes_error(
+async def test_an_exception_of_an_environment_becomes_the_error_of_the_episode(
     tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def broken(*args: Any, **kwargs: Any) -> None:

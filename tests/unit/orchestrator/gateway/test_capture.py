@@ -1,4 +1,4 @@
-"""The head on its way from the real engine to a training sample."""
+"""Captured heads, from a real engine to a training sample."""
 
 import asyncio
 import gc
@@ -52,15 +52,17 @@ async def call(gateway: Gateway, session: str, **params: Any) -> tuple[int, dict
 
 
 def check_head(ids_NK: np.ndarray, logprobs_NK: np.ndarray, rows_NV: torch.Tensor) -> None:
-    """Heads are the best tokens of these distributions over the whole vocabulary."""
+    """Assert that heads are the most likely tokens of these distributions over the whole vocabulary."""
     best = rows_NV.topk(ids_NK.shape[1], -1)
     np.testing.assert_allclose(logprobs_NK, best.values.numpy(), atol=1e-4)
-    found = np.take_along_axis(rows_NV.numpy(), ids_NK, 1)  # by value: two near ties may swap
+    found = np.take_along_axis(
+        rows_NV.numpy(), ids_NK, 1
+    )  # compare values, because near ties may be in any order
     np.testing.assert_allclose(found, logprobs_NK, atol=1e-4)
 
 
 async def test_the_gateway_captures_what_the_engine_sampled_from(tiny_model_dir: Path) -> None:
-    """And the environment gets the very answer that it got before."""
+    """The environment gets the same answer as without capture."""
     answers = []
     async with running(tiny_model_dir) as server:
         url = await address_of(server)
@@ -108,7 +110,7 @@ async def test_only_training_calls_of_the_live_policy_are_captured(live: bool, s
     assert "X-Braid-Logprobs" not in engine.headers[0]
 
 
-async def test_an_engine_without_candidates_is_named() -> None:
+async def test_missing_candidates_are_an_error() -> None:
     async with StubEngine() as engine, open_gateway("tiny", engine.url) as gateway:
         gateway.open_session("t", "key", TEMPERATURE, SIZE)
         status, answer = await call(gateway, "t")
@@ -172,7 +174,7 @@ async def test_sources_without_an_rl_loss_capture_nothing(tiny_model_dir: Path) 
     assert not any(finished.heads.values())
 
 
-async def test_a_cancelled_episode_lets_go_of_its_heads(tiny_model_dir: Path) -> None:
+async def test_a_cancelled_episode_frees_its_heads(tiny_model_dir: Path) -> None:
     async with (
         running(tiny_model_dir) as server,
         open_env(tiny_model_dir, await address_of(server)) as env,
@@ -189,9 +191,7 @@ async def test_a_cancelled_episode_lets_go_of_its_heads(tiny_model_dir: Path) ->
             await episode
         assert env.gateway.sessions == {}
         del episode
-        async with asyncio.timeout(
-            5.0
-        ):  # the call that was in flight ends when it sees that its caller is gone
+        async with asyncio.timeout(5.0):  # the call in flight ends once it detects the closed connection
             while captured() is not None:
                 await asyncio.sleep(0.01)
                 gc.collect()

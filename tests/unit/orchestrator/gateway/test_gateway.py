@@ -22,7 +22,7 @@ def spans_of(setup: Setup, trace_id: str) -> list[Spans]:
 
 async def test_every_call_has_its_own_seed_and_a_run_repeats_them() -> None:
     seen = []
-    for names in (("x", "y"), ("p", "q")):  # trace ids are random; the keys behind them are not
+    for names in (("x", "y"), ("p", "q")):  # trace ids are random, their keys are not
         async with StubEngine() as engine, open_gateway(engine) as setup:
             for number, name in enumerate(names):
                 setup.gateway.open_session(name, f"group/{number}", 1.0)
@@ -42,7 +42,7 @@ async def test_prefix_caches_are_salted_by_policy_version() -> None:
     assert [request["cache_salt"] for request in engine.requests] == ["v0", "v3"]
 
 
-async def test_numeric_token_ids_are_spelled_as_renderers_read_them() -> None:
+async def test_numeric_token_ids_are_converted_for_renderers() -> None:
     async with StubEngine(numeric_ids=True) as engine, open_gateway(engine) as setup:
         setup.gateway.open_session("t", "key", 1.0)
         _, answer = await setup.generate("t")
@@ -112,7 +112,7 @@ async def test_answers_fit_the_context() -> None:
         ([1, 2], "expected shape"),
     ],
 )
-async def test_bad_requests_are_named(body: Any, named: str) -> None:
+async def test_bad_requests_are_refused_with_the_reason(body: Any, named: str) -> None:
     async with StubEngine() as engine, open_gateway(engine) as setup:
         status, answer = await setup.post("/inference/v1/generate", body, {})
     assert status == 400
@@ -130,7 +130,7 @@ async def test_chat_completions_carry_seed_and_salt() -> None:
     assert engine.requests[0]["cache_salt"] == "v0"
 
 
-async def test_the_api_key_is_asked_for_and_passed_on(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_api_key_is_required_and_passed_on(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
     async with StubEngine(failures=[503]) as engine, open_gateway(engine, key="secret") as setup:
         assert (await setup.generate())[0] == 401
@@ -142,7 +142,7 @@ async def test_the_api_key_is_asked_for_and_passed_on(caplog: pytest.LogCaptureF
     assert "secret" not in caplog.text
 
 
-async def test_passing_failures_are_tried_again_with_the_same_seed() -> None:
+async def test_transient_errors_are_retried_with_the_same_seed() -> None:
     async with StubEngine(failures=[503, 502]) as engine, open_gateway(engine) as setup:
         setup.gateway.open_session("t", "key", 1.0)
         status, _ = await setup.generate("t")
@@ -151,13 +151,13 @@ async def test_passing_failures_are_tried_again_with_the_same_seed() -> None:
     assert len(engine.requests) == 3
 
 
-async def test_lasting_failures_are_passed_on() -> None:
+async def test_permanent_errors_are_passed_on() -> None:
     async with StubEngine(failures=[500]) as engine, open_gateway(engine) as setup:
         assert (await setup.generate())[0] == 500
     assert len(engine.requests) == 1
 
 
-async def test_the_deadline_says_what_was_waited_for() -> None:
+async def test_the_deadline_error_contains_the_last_failure() -> None:
     async with AsyncExitStack() as stack:
         engine = await stack.enter_async_context(StubEngine())
         setup = await stack.enter_async_context(open_gateway(engine, timeout=0.5))
@@ -181,11 +181,11 @@ async def test_requests_wait_while_weights_change() -> None:
         await updating
 
 
-async def test_tokens_of_lost_weights_are_thrown_away() -> None:
+async def test_tokens_of_a_restarted_server_are_rejected() -> None:
     async with StubEngine() as engine, open_gateway(engine) as setup:
         replica = setup.replicas.all[0]
         await setup.replicas.update(replica, Path("weights"), 2, 5.0)
-        engine.version = 0  # it restarted so fast that nobody saw it
+        engine.version = 0  # restarted between two health checks
         setup.gateway.open_session("t", "key", 1.0)
         call = asyncio.create_task(setup.generate("t"))
         while replica.state != "down":
@@ -235,7 +235,7 @@ async def test_sessions_leave_a_replica_that_is_down() -> None:
         await dead.__aenter__()
 
 
-async def test_a_replica_that_never_answers_is_named() -> None:
+async def test_a_replica_that_never_answers_is_an_error() -> None:
     replicas = Replicas(["http://127.0.0.1:9/v1"], live=True)
     with pytest.raises(ReplicaError, match=r"http://127\.0\.0\.1:9 was not ready within 0\.3 s"):
         try:

@@ -1,4 +1,4 @@
-"""The gateway under load: replicas that die, hang and come back, and calls that wait for room."""
+"""The gateway under load: failover, recovery, and calls that wait for a free replica."""
 
 import asyncio
 from pathlib import Path
@@ -17,7 +17,7 @@ from braidrl.utils.run_folder import RunFolder
 from tests.support.stub_engine import StubEngine
 
 EAGER: dict[str, Any] = {"health_period": 0.02, "health_timeout": 0.5}
-"""Looks at health as often as a test wants."""
+"""Settings with frequent health checks."""
 
 
 def home_of(setup: Setup, trace: str) -> Replica:
@@ -32,15 +32,15 @@ async def until(condition: Any, seconds: float = 5.0) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_call_whose_replica_dies_goes_on_elsewhere_at_once_with_its_seed(
+async def test_a_call_fails_over_at_once_with_its_seed(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Not after a pause, and it is one call of its session: one number, one seed, one list of versions."""
+    """No pause before the retry, and it stays one call of its session: one number, one seed, one list of versions."""
     async with StubEngine(latency=30.0) as one, StubEngine() as two, open_gateway(one, two) as setup:
         setup.gateway.open_session("t", "key", 1.0)
         call = asyncio.create_task(setup.generate("t"))
         await until(lambda: one.requests)
-        monkeypatch.delattr(Backoff, "sleep")  # nothing pauses
+        monkeypatch.delattr(Backoff, "sleep")  # a pause would raise
         await one.__aexit__()
         status, answer = await call
         seeds = [engine.requests[0]["sampling_params"]["seed"] for engine in (one, two)]
@@ -54,8 +54,8 @@ async def test_a_call_whose_replica_dies_goes_on_elsewhere_at_once_with_its_seed
         await one.__aenter__()
 
 
-async def test_calls_of_a_replica_that_hangs_are_abandoned_and_made_elsewhere() -> None:
-    """Its connections stay open, so that nothing but its silence shows it; its generations stop when they are left."""
+async def test_calls_of_a_hanging_replica_fail_over() -> None:
+    """A hanging replica keeps its connections open, so only the health check detects it. Its calls are stopped."""
     async with (
         StubEngine(latency=30.0) as one,
         StubEngine() as two,
@@ -77,7 +77,7 @@ async def test_calls_of_a_replica_that_hangs_are_abandoned_and_made_elsewhere() 
         one.hangs = False
 
 
-async def test_a_replica_of_a_frozen_model_takes_requests_again_when_it_is_well() -> None:
+async def test_a_replica_of_a_frozen_model_takes_requests_after_recovery() -> None:
     async with StubEngine() as one, StubEngine() as two, open_gateway(one, two, live=False, **EAGER) as setup:
         await one.__aexit__()
         await until(lambda: setup.replicas.all[0].state == "down")
@@ -87,8 +87,8 @@ async def test_a_replica_of_a_frozen_model_takes_requests_again_when_it_is_well(
 
 
 async def test_sessions_stay_while_replicas_go_and_come(tmp_path: Path) -> None:
-    """Four replicas, forty sessions of twenty calls; one replica at a time dies and comes back. A session moves only
-    when its replica is down, every call is answered once, and returned replicas are given new sessions."""
+    """Four replicas, forty sessions of twenty calls, and one replica at a time dies and recovers. A session moves only
+    when its replica is down, every call is answered once, and recovered replicas get new sessions."""
     engines = [StubEngine(latency=0.01) for _ in range(4)]
     for engine in engines:
         await engine.__aenter__()
@@ -128,8 +128,8 @@ async def test_sessions_stay_while_replicas_go_and_come(tmp_path: Path) -> None:
         await engine.__aexit__()
 
 
-async def test_idle_sessions_count_when_a_new_one_finds_its_home() -> None:
-    """One after the other, so that no replica ever has a call under way when the next session starts."""
+async def test_idle_sessions_count_in_the_assignment_of_a_new_one() -> None:
+    """Sequential sessions, so that no replica has a call in flight when the next session starts."""
     async with StubEngine() as one, StubEngine() as two, open_gateway(one, two) as setup:
         for number in range(6):
             setup.gateway.open_session(f"t{number}", f"key{number}", 1.0)
@@ -137,7 +137,7 @@ async def test_idle_sessions_count_when_a_new_one_finds_its_home() -> None:
         assert [replica.sessions for replica in setup.replicas.all] == [3, 3]
 
 
-async def test_calls_beyond_the_bound_wait_in_the_order_in_which_they_came() -> None:
+async def test_calls_beyond_the_bound_wait_in_order_of_arrival() -> None:
     async with StubEngine() as one, StubEngine() as two, open_gateway(one, two, most=2) as setup:
         one.hangs = two.hangs = True
         calls = []
@@ -157,7 +157,7 @@ async def test_calls_beyond_the_bound_wait_in_the_order_in_which_they_came() -> 
         assert setup.gateway.take_traffic().max_waiting == 0
 
 
-async def test_a_session_waits_for_room_at_its_own_replica_and_holds_up_nobody() -> None:
+async def test_a_session_waits_for_its_own_replica_without_blocking_others() -> None:
     async with StubEngine() as one, StubEngine() as two, open_gateway(one, two, most=1) as setup:
         setup.gateway.open_session("t", "key", 1.0)
         await setup.generate("t")
@@ -168,16 +168,15 @@ async def test_a_session_waits_for_room_at_its_own_replica_and_holds_up_nobody()
         await until(lambda: home.load == 1)
         waiting = asyncio.create_task(setup.generate("t"))
         await until(lambda: setup.gateway.waiting == 1)
-        assert (await setup.generate())[
-            0
-        ] == 200 and other.load == 0  # a later call of nobody's takes the other
+        status, _ = await setup.generate()  # a later call without a session takes the other replica
+        assert status == 200 and other.load == 0
         one.latency = 0.0
         busy.cancel()
         assert (await waiting)[0] == 200 and home_of(setup, "t") is home
         assert len(two.requests) == 1
 
 
-async def test_a_caller_that_gives_up_leaves_the_line_and_its_place() -> None:
+async def test_a_cancelled_call_leaves_the_queue_and_frees_its_slot() -> None:
     async with StubEngine(latency=30.0) as engine, open_gateway(engine, most=1) as setup:
         first = asyncio.create_task(setup.generate())
         await until(lambda: engine.requests)
@@ -191,30 +190,29 @@ async def test_a_caller_that_gives_up_leaves_the_line_and_its_place() -> None:
         assert setup.replicas.all[0].load == 0
 
 
-async def test_a_place_that_comes_at_the_moment_of_giving_up_goes_to_the_next() -> None:
+async def test_a_slot_assigned_to_a_cancelled_call_goes_to_the_next() -> None:
     async with StubEngine() as engine, open_gateway(engine, most=1) as setup:
         admission, (replica,) = setup.replicas.admission, setup.replicas.all
         assert await admission.acquire(None, 1.0) is replica
         waiting = [asyncio.create_task(admission.acquire(None, 1.0)) for _ in range(2)]
         await until(lambda: len(admission) == 2)
-        admission.release(replica)  # the first of them has the place, and does not know it yet
+        admission.release(replica)  # assigns the slot to the first call, which has not resumed yet
         waiting[0].cancel()
         assert await waiting[1] is replica
         assert waiting[0].cancelled() and replica.load == 1
 
 
-async def test_waiting_for_room_has_the_deadline_of_the_call() -> None:
+async def test_waiting_for_a_replica_counts_towards_the_deadline() -> None:
     async with StubEngine() as engine, open_gateway(engine, most=1, timeout=0.2) as setup:
         await setup.replicas.admission.acquire(None, 1.0)
         status, answer = await setup.generate()
         assert status == 504
-        assert (
-            "works on 1 calls (orchestrator.gateway.max_inflight_per_replica)" in answer["error"]["message"]
-        )
+        message = answer["error"]["message"]
+        assert "1 calls in flight" in message and "orchestrator.gateway.max_inflight_per_replica" in message
 
 
 async def test_a_version_does_not_wait_for_a_replica_that_is_down(tmp_path: Path) -> None:
-    """The others serve it; one that comes back has it before it takes requests."""
+    """The others serve it. A recovered replica loads it before it takes requests."""
     async with StubEngine() as one, StubEngine() as two, open_gateway(one, two, **EAGER) as setup:
         watcher = PolicyWatcher(RunFolder(tmp_path), setup.replicas, update_timeout=5.0, restart_timeout=5.0)
         watching = asyncio.create_task(watcher.run())
@@ -230,7 +228,7 @@ async def test_a_version_does_not_wait_for_a_replica_that_is_down(tmp_path: Path
         await asyncio.gather(watching, return_exceptions=True)
 
 
-async def test_a_replica_that_hangs_while_it_takes_weights_does_not_hold_up_the_others(
+async def test_a_replica_that_hangs_during_an_update_does_not_block_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "PROBE_TIMEOUT", 0.5)
@@ -251,7 +249,7 @@ async def test_a_replica_that_hangs_while_it_takes_weights_does_not_hold_up_the_
         one.hangs = False
 
 
-def test_base_urls_name_their_scheme() -> None:
+def test_base_urls_require_a_scheme() -> None:
     block = {"model": {"path": "m"}, "client": {"base_url": ["https://a.example/v1", "http://b:8000/v1"]}}
     assert OrchestratorConfig.model_validate(block).client.base_url == block["client"]["base_url"]
     block["client"] = {"base_url": ["a.example/v1"]}
@@ -259,7 +257,7 @@ def test_base_urls_name_their_scheme() -> None:
         OrchestratorConfig.model_validate(block)
 
 
-async def test_a_gateway_asks_for_as_many_connections_as_the_system_allows() -> None:
+async def test_the_gateway_raises_the_limit_of_open_files() -> None:
     import resource
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -1,4 +1,4 @@
-"""Replicas behind TLS, by a certificate that only these tests trust."""
+"""Replicas behind TLS, with a certificate that only these tests trust."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ IQCz0RYE1B+3UQ4ak1A0hVq6U6KmbgHJEm3IYCa3GE/OGQIgGcuF0xpojSVja+n2
 rwBVmunz4R/yDnL7S8hkNWroCBc=
 -----END CERTIFICATE-----
 """
-"""Of 127.0.0.1, signed by itself, valid until 2126. It protects nothing."""
+"""Self-signed test certificate of 127.0.0.1, valid until 2126. `KEY` is not a secret."""
 
 CALLER = """
 import asyncio, sys
@@ -72,12 +72,12 @@ http {{
 }}
 """
 KEYED = "Aa0-_" * 16
-"""An API key that is longer than nginx's tables take by themselves."""
+"""An API key that exceeds the default size of nginx's hash tables."""
 
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> tuple[Path, Path]:
-    """Files of the certificate and its key."""
+    """Return the files of the certificate and its key."""
     paths = tmp_path / "gpu1.pem", tmp_path / "gpu1.key"
     for path, text in zip(paths, (CERTIFICATE, KEY), strict=True):
         path.write_text(text)
@@ -86,7 +86,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 @asynccontextmanager
 async def server(secrets: list[str], tls: tuple[Path, Path] | None = None) -> AsyncIterator[int]:
-    """The port of a stub that notes what it is authorized by."""
+    """Yield the port of a stub server that appends each `Authorization` header to `secrets`."""
 
     async def answer(request: web.Request) -> web.Response:
         secrets.append(request.headers["Authorization"])
@@ -109,7 +109,7 @@ async def server(secrets: list[str], tls: tuple[Path, Path] | None = None) -> As
 
 
 async def call(port: int, key: str, trusted: Path | None, patience: float = 20.0) -> tuple[str, str]:
-    """What a process prints that connects to a replica on this port, and its errors."""
+    """Return stdout and stderr of a process that connects to a replica on this port."""
     env = os.environ | ({"SSL_CERT_FILE": str(trusted)} if trusted else {})
     pipe = asyncio.subprocess.PIPE
     words = ["-c", CALLER, f"https://127.0.0.1:{port}/v1", key, str(patience)]
@@ -119,10 +119,10 @@ async def call(port: int, key: str, trusted: Path | None, patience: float = 20.0
 
 
 @pytest.mark.parametrize("trusts", [True, False])
-async def test_a_base_url_may_be_https_by_a_certificate_that_is_trusted(
+async def test_https_base_urls_require_a_trusted_certificate(
     certificate: tuple[Path, Path], trusts: bool
 ) -> None:
-    """`SSL_CERT_FILE` names the authorities; a server that none of them vouches for is not called."""
+    """A server without a certificate of the authorities in `SSL_CERT_FILE` receives no request."""
     secrets: list[str] = []
     async with server(secrets, tls=certificate) as port:
         output, errors = await call(port, "key", certificate[0] if trusts else None, 20.0 if trusts else 0.5)
@@ -136,7 +136,7 @@ async def test_a_base_url_may_be_https_by_a_certificate_that_is_trusted(
 
 @asynccontextmanager
 async def nginx(folder: Path, upstream: int) -> AsyncIterator[int]:
-    """The port of an nginx as the docs set it up, before a server on the port `upstream`."""
+    """Yield the port of an nginx configured as in the docs, in front of a server on port `upstream`."""
     port = free_port("127.0.0.1")
     (text,) = re.findall(r"```nginx\n(.*?)```", GATEWAY.read_text(), re.DOTALL)
     for written, real in (
@@ -159,9 +159,7 @@ async def nginx(folder: Path, upstream: int) -> AsyncIterator[int]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("nginx") is None, reason="no nginx on this machine")
-async def test_nginx_as_the_docs_set_it_up_lets_through_who_has_the_key(
-    certificate: tuple[Path, Path], tmp_path: Path
-) -> None:
+async def test_nginx_as_documented_requires_the_key(certificate: tuple[Path, Path], tmp_path: Path) -> None:
     secrets: list[str] = []
     trusting = ssl.create_default_context(cafile=certificate[0])
     async with server(secrets) as upstream, nginx(tmp_path, upstream) as port:

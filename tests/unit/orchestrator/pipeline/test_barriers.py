@@ -1,4 +1,4 @@
-"""Who waits for whom: an algorithm that compares no siblings gets each episode into a batch as soon as it is scored."""
+"""Barriers: without comparison of siblings, each episode enters a batch as soon as it is scored."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from tests.unit.orchestrator.pipeline.test_dispatcher import (
 
 
 class Local(Algorithm[BaseAlgorithmConfig]):
-    """The reward itself, from 1 to 2; the config says nothing of a barrier."""
+    """Assigns the reward plus 1 as advantage. Its config does not set a barrier."""
 
     async def score_episode(self, episode: vf.Episode) -> None:
         for trace in eligible_traces([episode]):
@@ -64,7 +64,7 @@ async def test_an_episode_does_not_wait_for_its_siblings() -> None:
         assert sorted(env.open) == ["stub-000000/1", "stub-000001/1", "stub-000001/2", "stub-000002/0"]
 
 
-async def test_names_and_tasks_are_those_of_a_group_that_waits() -> None:
+async def test_names_and_tasks_do_not_depend_on_the_barrier() -> None:
     alone, together = make_local(group_size=2), make_env()
     async with open_dispatcher(alone), open_dispatcher(together):
         assert alone.started == together.started == [f"stub-00000{n // 2}/{n % 2}" for n in range(4)]
@@ -115,7 +115,7 @@ async def test_a_slow_episode_is_cancelled_and_returned_without_its_siblings() -
         assert again.key(1) in env.open
 
 
-async def test_a_checkpoint_has_the_episodes_that_are_left_of_a_task() -> None:
+async def test_a_checkpoint_lists_the_remaining_episodes_of_a_task() -> None:
     env = make_local()
     async with open_dispatcher(env, bound=1) as (dispatcher, _):
         for key in ("stub-000000/1", "stub-000000/2", "stub-000001/0", "stub-000001/1", "stub-000001/2"):
@@ -124,11 +124,11 @@ async def test_a_checkpoint_has_the_episodes_that_are_left_of_a_task() -> None:
         await dispatcher.collect(1)
         state = json.loads(json.dumps(dispatcher.state_dict()))
     work = [(item["index"], item["task"], item["numbers"]) for item in state["work"]]
-    # in flight, buffered, in flight, and what the bound has held back
+    # in flight, buffered, in flight, and two that the staleness bound has held back
     assert work == [(0, 0, [0]), (1, 1, [2]), (2, 2, [0]), (2, 2, [1]), (2, 2, [2])]
     resumed = make_local()
     second = Dispatcher([resumed], Sink(dispatcher.sink.config), lambda: 1, seed=0, max_concurrent=len(work))
-    second.sink.buffer.shipped = 1
+    second.sink.resume_at(1)
     second.load_state_dict(state)
     running = asyncio.create_task(second.run())
     await settle()
@@ -138,7 +138,7 @@ async def test_a_checkpoint_has_the_episodes_that_are_left_of_a_task() -> None:
     assert second.backlog.next_index == state["next_index"]
 
 
-async def test_records_are_in_dispatch_order_and_say_what_became_of_each() -> None:
+async def test_records_are_in_dispatch_order_and_contain_the_outcome() -> None:
     env = make_local()
     async with open_dispatcher(env) as (dispatcher, _):
         for key in ("stub-000001/0", "stub-000000/2", "stub-000000/0", "stub-000000/1"):
@@ -177,7 +177,7 @@ class Alone(BaseAlgorithmConfig):
     barrier: ClassVar = "episode"
 
 
-def test_an_algorithm_waits_for_its_widest_hook_and_for_no_more() -> None:
+def test_the_barrier_is_that_of_the_widest_hook() -> None:
     assert Local(BaseAlgorithmConfig()).barrier == Local(Alone()).barrier == "episode"
 
     class Both(Local):
@@ -190,7 +190,7 @@ def test_an_algorithm_waits_for_its_widest_hook_and_for_no_more() -> None:
         Both(Alone())
 
 
-def test_settings_may_wait_for_less_than_the_class() -> None:
+def test_settings_may_narrow_the_barrier_of_the_class() -> None:
     modes = {
         "group_mean": "group",
         "group_zscore": "group",
@@ -202,6 +202,6 @@ def test_settings_may_wait_for_less_than_the_class() -> None:
         assert make_algorithm(GRPOConfig(advantage_norm=norm)).barrier == barrier
 
 
-def test_siblings_that_nobody_compares_are_refused() -> None:
+def test_needs_siblings_without_a_group_barrier_is_refused() -> None:
     with pytest.raises(TypeError, match=r"GRPOConfig\.needs_group says that Local compares siblings"):
         Local(GRPOConfig())

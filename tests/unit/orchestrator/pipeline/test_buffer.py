@@ -1,4 +1,4 @@
-"""Batches in traces and in tokens, how far they run ahead, and that timing has no say where it must not."""
+"""The buffer: batches in traces and tokens, the staleness bound, and independence of timing if strictly on-policy."""
 
 import asyncio
 import hashlib
@@ -26,28 +26,28 @@ from tests.unit.orchestrator.pipeline.test_sink import add, make_config
 from tests.unit.orchestrator.pipeline.test_sink import make_env as sink_env
 
 Shape = Callable[[vf.Task, str, int], FinishedEpisode]
-"""Makes the episode of a task and a name, sampled by a policy version."""
+"""Function `(task, key, version)` that returns an ended episode."""
 LENGTH = 6
-"""Tokens of a hand-made trace, prompt included."""
+"""Number of tokens of a stub trace, prompt included."""
 
 
 def drawn(key: str, count: int) -> int:
-    """A number below `count` that depends on the name alone."""
+    """Return a number below `count` that depends only on the key."""
     return hashlib.blake2b(key.encode(), digest_size=1).digest()[0] % count
 
 
 class VariedEnv(ManualEnv):
-    """Episodes fail, carry no signal, are long or hold several traces, as their names say; never as timing says."""
+    """Environment whose episodes fail or differ in reward, length and number of traces, depending only on their key."""
 
     shape: Shape
 
     async def run(self, task: vf.Task, key: str) -> FinishedEpisode:
-        played = await super().run(task, key)
-        return self.shape(task, key, played.oldest or 0)
+        finished = await super().run(task, key)
+        return self.shape(task, key, finished.oldest or 0)
 
 
 def lengthened(task: vf.Task, key: str, version: int) -> FinishedEpisode:
-    """Up to six times as long as others; one in eight fails, and one group in four has equal rewards."""
+    """Return an episode of 1 to 6 times the length. One in eight fails, and one group in four has equal rewards."""
     if drawn(key, 8) == 0:
         return make_failure(task, key)
     group, number = key.split("/")
@@ -60,15 +60,19 @@ def lengthened(task: vf.Task, key: str, version: int) -> FinishedEpisode:
 
 
 def multiplied(task: vf.Task, key: str, version: int) -> FinishedEpisode:
-    """From one trace to five."""
+    """Return an episode with one to five traces."""
     finished = lengthened(task, key, version)
     others = [make_episode(task, float(n), f"{key}.{n}", version) for n in range(drawn(key, 5))]
     return join(finished, *others) if finished.error is None else finished
 
 
 async def play(shape: Shape, order: int, **settings: Any) -> list[Any]:
-    """Three strictly on-policy steps whose episodes end in a random order: what was started, what was shipped."""
-    env, rng, story = make_env(group_size=4), random.Random(order), []
+    """Run three strictly on-policy steps with a random order of completion.
+
+    Returns:
+        For each step, the keys of all episodes started so far and the token ids of the batch.
+    """
+    env, rng, steps = make_env(group_size=4), random.Random(order), []
     env.__class__, env.shape = VariedEnv, shape
     async with open_dispatcher(env, max_concurrent=rng.choice((3, 7, 64)), **settings) as (
         dispatcher,
@@ -81,11 +85,11 @@ async def play(shape: Shape, order: int, **settings: Any) -> list[Any]:
                     env.end(key, policy.version)
                 await settle()
             batch = collecting.result()
-            story.append((sorted(env.started), [sample.token_ids.tolist() for sample in samples(batch)]))
+            steps.append((sorted(env.started), [sample.token_ids.tolist() for sample in samples(batch)]))
             policy.version = step
             dispatcher.wake()
             await settle()
-    return story
+    return steps
 
 
 def samples(batch: CollectedBatch) -> list[Any]:
@@ -95,7 +99,7 @@ def samples(batch: CollectedBatch) -> list[Any]:
 @pytest.mark.parametrize("shape", [lengthened, multiplied])
 @pytest.mark.parametrize("size", [{"batch_size": 20}, {"batch_size": None, "token_batch_size": 300}])
 @pytest.mark.parametrize("constant", [True, False])
-async def test_what_a_strictly_on_policy_run_dispatches_does_not_depend_on_the_order_of_ends(
+async def test_a_strictly_on_policy_run_does_not_depend_on_the_order_of_completion(
     shape: Shape, size: dict[str, Any], constant: bool
 ) -> None:
     settings = {"constant_trainer_batch_size": constant, "seq_len": 64, **size}
@@ -133,13 +137,13 @@ async def test_tokens_without_signal_count_only_where_batches_may_be_smaller() -
             assert [sample.group_id for sample in samples(batch)] == ["stub-000001"] * 2
 
 
-async def test_the_first_token_batch_is_cautious_and_the_next_knows_better() -> None:
-    """Before anything has ended a trace may be as long as the context; then the estimate is what was seen."""
+async def test_the_token_estimate_starts_at_the_context_and_is_then_measured() -> None:
+    """Until an episode has ended, a trace counts as long as the context."""
     env = make_env()
     settings = {"batch_size": None, "token_batch_size": 8 * LENGTH, "seq_len": 24}
     env.yield_estimate.tokens_per_trace = 24.0
     async with open_dispatcher(env, **settings) as (dispatcher, policy):
-        assert len(env.started) == 2  # 48 tokens, for all that is known
+        assert len(env.started) == 2  # 2 x 24 tokens by the initial estimate fill the batch of 48
         collecting = asyncio.create_task(dispatcher.collect(1))
         await end_all(env)
         assert len(env.started) == 8
@@ -151,23 +155,23 @@ async def test_the_first_token_batch_is_cautious_and_the_next_knows_better() -> 
         assert len(env.open) == 8
 
 
-def test_estimates_follow_when_they_are_told_to_and_forget() -> None:
-    yields = YieldEstimate(tokens_per_trace=100.0)
-    yields.observe(4, 8)
-    yields.measure([10] * 8)
-    assert (yields.traces_per_episode, yields.tokens_per_trace) == (1.0, 100.0)
-    yields.settle()
-    assert (yields.traces_per_episode, yields.tokens_per_trace) == (2.0, 10.0)
+def test_estimates_change_on_settle_and_decay() -> None:
+    estimate = YieldEstimate(tokens_per_trace=100.0)
+    estimate.observe(4, 8)
+    estimate.measure([10] * 8)
+    assert (estimate.traces_per_episode, estimate.tokens_per_trace) == (1.0, 100.0)
+    estimate.settle()
+    assert (estimate.traces_per_episode, estimate.tokens_per_trace) == (2.0, 10.0)
     for _ in range(8):
-        yields.fade()
-        yields.measure([40] * 8)
-    yields.settle()
-    assert yields.tokens_per_trace == pytest.approx(40.0, rel=0.01)
+        estimate.fade()
+        estimate.measure([40] * 8)
+    estimate.settle()
+    assert estimate.tokens_per_trace == pytest.approx(40.0, rel=0.01)
 
 
 @pytest.mark.parametrize(("factor", "waits"), [(1.0, True), (1.5, False)])
-async def test_a_surplus_lets_a_batch_go_without_the_slowest(factor: float, waits: bool) -> None:
-    """The trainer takes three batches that the bound allows; the first group of the first is slow."""
+async def test_oversampling_lets_a_batch_ship_without_the_slowest_group(factor: float, waits: bool) -> None:
+    """Ship the three batches that the bound allows while the first group is slow."""
     env = make_env()
     async with open_dispatcher(env, bound=2, oversampling_factor=factor) as (dispatcher, _):
         assert len(env.started) == (12 if waits else 14)
@@ -179,7 +183,8 @@ async def test_a_surplus_lets_a_batch_go_without_the_slowest(factor: float, wait
         last = asyncio.create_task(dispatcher.collect(3))
         await settle()
         assert last.done() != waits
-        assert sorted(env.open) == slow if waits else not env.open  # too old for another batch: returned
+        # with oversampling the slow group was not awaited, became too old and was returned
+        assert sorted(env.open) == slow if waits else not env.open
         await end_all(env)
         shipped.append(await asyncio.wait_for(last, 5.0))
         groups = [trace.group.index for batch in shipped for trace in batch.traces]
@@ -191,11 +196,11 @@ async def test_a_surplus_lets_a_batch_go_without_the_slowest(factor: float, wait
     ("bound", "version", "shipped", "room"),
     [(1, 0, 0, 10.0), (1, 0, 1, 6.0), (1, 0, 2, 0.0), (2, 9, 10, 0.0)],
 )
-def test_a_surplus_is_kept_only_while_a_batch_is_to_come(
+def test_oversampling_adds_room_only_while_a_batch_may_be_sampled(
     bound: int, version: int, shipped: int, room: float
 ) -> None:
     sink = Sink(make_config(max_off_policy_steps=bound, max_steps=10, oversampling_factor=1.5))
-    sink.buffer.shipped = shipped
+    sink.resume_at(shipped)
     assert sink.buffer.room(version) == room
 
 

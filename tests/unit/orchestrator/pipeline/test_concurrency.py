@@ -1,4 +1,4 @@
-"""Concurrency that follows the engine: simulated, asked of a real server, and without a say in what is dispatched."""
+"""Adaptive concurrency: on a simulated engine, with the queue of a real server, and strictly on-policy."""
 
 import asyncio
 import random
@@ -14,14 +14,14 @@ from tests.unit.orchestrator.pipeline.test_dispatcher import end_all, make_env, 
 
 
 class Engine:
-    """Slots that each work on one call for about 8 ticks; then its episode works alone for about 4."""
+    """Simulated engine. A call takes a slot for 4 to 12 ticks. Between calls, an episode needs none for 2 to 6."""
 
     def __init__(self, slots: int) -> None:
         self.slots = slots
         self.rng = random.Random(0)
         self.queue = 0
         self.calls: list[int] = []
-        """Ticks that are left of each call."""
+        """Remaining ticks of each call."""
         self.alone: list[int] = []
         self.busy = 0
 
@@ -30,7 +30,7 @@ class Engine:
         return self.queue + len(self.calls) + len(self.alone)
 
     def tick(self, limit: int) -> None:
-        """Episodes whose turn is over make the next call, unless there are too many of them; new ones fill the rest."""
+        """Advance by one tick. Episodes make their next call or end if they exceed `limit`, and new ones fill it."""
         self.calls, ended = [left - 1 for left in self.calls if left > 1], self.calls.count(1)
         self.alone, back = [left - 1 for left in self.alone if left > 1], self.alone.count(1)
         self.alone += [self.rng.randint(2, 6) for _ in range(ended)]
@@ -43,7 +43,7 @@ class Engine:
 
 
 def simulate(limits: AdaptiveConcurrency, engine: Engine, ticks: int) -> tuple[float, float, float]:
-    """Mean limit, mean queue, share of the slots that were busy, over the second half."""
+    """Return mean limit, mean queue and share of busy slots, over the second half of the ticks."""
     seen: list[tuple[int, int]] = []
     for tick in range(ticks):
         if tick == ticks // 2:
@@ -56,8 +56,8 @@ def simulate(limits: AdaptiveConcurrency, engine: Engine, ticks: int) -> tuple[f
     return sum(limit for limit, _ in late) / len(late), sum(queue for _, queue in late) / len(late), share
 
 
-def test_it_settles_where_the_engine_is_busy_and_nothing_waits_for_long() -> None:
-    """16 slots, and an episode that spends a third of its time elsewhere, are full with 24 episodes."""
+def test_it_settles_at_a_busy_engine_with_a_short_queue() -> None:
+    """24 episodes that spend a third of their time outside the engine fill 16 slots."""
     engine = Engine(slots=16)
     limit, queue, busy = simulate(AdaptiveConcurrency(4, 256), engine, 4000)
     assert 24 <= limit <= 32
@@ -69,7 +69,7 @@ def test_it_settles_where_the_engine_is_busy_and_nothing_waits_for_long() -> Non
     assert fixed.queue > 200
 
 
-def test_it_grows_again_when_the_engine_does() -> None:
+def test_it_grows_when_the_engine_gets_more_slots() -> None:
     limits, engine = AdaptiveConcurrency(4, 256), Engine(slots=16)
     small, _, _ = simulate(limits, engine, 2000)
     engine.slots = 64
@@ -91,20 +91,20 @@ def test_it_stays_within_its_bounds() -> None:
 @pytest.mark.parametrize(
     ("queues", "in_flight", "limit"),
     [
-        ([9] * (WINDOW - 1) + [0], 64, 64),  # a burst is no standing queue
-        ([3] * WINDOW, 64, 61),  # as many as wait
-        ([60] * WINDOW, 64, 48),  # but no more than a quarter at once
-        ([9] * (WINDOW - 1), 64, 64),  # not before the window is over
+        ([9] * (WINDOW - 1) + [0], 64, 64),  # a burst is not a standing queue
+        ([3] * WINDOW, 64, 61),  # by the length of the queue
+        ([60] * WINDOW, 64, 48),  # but at most by a quarter per decision
+        ([9] * (WINDOW - 1), 64, 64),  # not before the window is full
     ],
 )
-def test_it_backs_off_from_a_queue_that_stands(queues: list[int], in_flight: int, limit: int) -> None:
+def test_it_backs_off_from_a_standing_queue(queues: list[int], in_flight: int, limit: int) -> None:
     limits = AdaptiveConcurrency(1, 64)
     for queue in queues:
         limits.observe(queue, in_flight)
     assert limits.limit == limit
 
 
-def test_it_does_not_grow_where_there_is_nothing_to_do() -> None:
+def test_it_does_not_grow_while_the_limit_is_unused() -> None:
     limits = AdaptiveConcurrency(1, 64)
     limits.limit = 8
     for _ in range(10 * WINDOW):
@@ -125,7 +125,9 @@ async def test_the_dispatcher_follows_the_limit() -> None:
         )
         async with asyncio.timeout(10.0):
             while dispatcher.max_concurrent > 2:
-                assert dispatcher.episodes >= dispatcher.max_concurrent  # what is in flight goes on
+                assert (
+                    dispatcher.episodes >= dispatcher.max_concurrent
+                )  # running episodes are not interrupted
                 env.end(next(iter(env.open)))
                 await settle()
             await end_all(env)
@@ -139,7 +141,7 @@ async def test_the_dispatcher_follows_the_limit() -> None:
         await asyncio.gather(following, return_exceptions=True)
 
 
-async def test_the_limit_has_no_say_in_what_a_strictly_on_policy_run_dispatches() -> None:
+async def test_a_strictly_on_policy_run_does_not_depend_on_the_limit() -> None:
     started = []
     for limit in (1, 3, 64):
         env = make_env()
@@ -152,7 +154,7 @@ async def test_the_limit_has_no_say_in_what_a_strictly_on_policy_run_dispatches(
     assert started[0] == started[1] == started[2]
 
 
-async def test_a_server_tells_how_many_calls_wait_in_it(tiny_model_dir: Path) -> None:
+async def test_the_engine_queue_counts_waiting_calls(tiny_model_dir: Path) -> None:
     async with running(tiny_model_dir) as session:
         pool = Replicas([await address_of(session)], live=True)
         await pool.connect(DEADLINE)
@@ -169,10 +171,10 @@ async def test_a_server_tells_how_many_calls_wait_in_it(tiny_model_dir: Path) ->
         await pool.admission.acquire(None, DEADLINE)
         waiting = asyncio.create_task(pool.admission.acquire(None, DEADLINE))
         await asyncio.sleep(0)
-        assert await engine_queue(pool) == 1  # in the gateway, for room
+        assert await engine_queue(pool) == 1  # a call that waits in the gateway for a free replica
         pool.admission.release(pool.all[0])
         await waiting
-        pool.set_state(pool.all[0], "down", "it restarts")
+        pool.set_state(pool.all[0], "down", "restarting")
         assert await engine_queue(pool) is None
         await pool.close()
 

@@ -1,4 +1,4 @@
-"""What is dispatched, how far ahead, and what becomes of what got too old."""
+"""The dispatcher: order of dispatch, the staleness bound, and cancellation of stale work."""
 
 import asyncio
 from collections import Counter
@@ -21,12 +21,12 @@ from tests.support.stub_trainer import orchestrator_config
 
 
 class ManualEnv(TrainEnv):
-    """Episodes end when the test says so. Rewards alternate, so that every group has signal."""
+    """Environment whose episodes end when a test calls `end`. Rewards alternate, so that every group has signal."""
 
     started: list[str]
     open: dict[str, asyncio.Future]
     rewards: dict[str, tuple[float, float]]
-    """Rewards of the groups that do not alternate."""
+    """Rewards of groups that differ from the default (1.0, 0.0)."""
     broken: set[str]
     """Groups whose episodes fail."""
 
@@ -65,7 +65,7 @@ class Policy:
 async def open_dispatcher(
     *envs: ManualEnv, bound: int = 0, max_concurrent: int = 64, seed: int = 0, **settings: Any
 ) -> AsyncIterator[tuple[Dispatcher, Policy]]:
-    """A dispatcher at work, with batches of four traces unless `settings` say otherwise."""
+    """Run a dispatcher with batches of four traces, unless `settings` override it."""
     settings = {"batch_size": 4, "max_steps": 100} | settings
     config = orchestrator_config(
         Path("model"), Path("run"), "http://url", max_off_policy_steps=bound, **settings
@@ -82,7 +82,7 @@ async def open_dispatcher(
 
 
 async def settle() -> None:
-    """Let everything run that can."""
+    """Run the event loop until nothing is ready."""
     for _ in range(20):
         await asyncio.sleep(0)
 
@@ -102,7 +102,7 @@ async def test_dispatch_runs_ahead_by_the_bound_and_no_further(bound: int, group
         assert len(env.started) == 2 * groups
         await dispatcher.collect(1)
         await settle()
-        assert len(env.started) == 2 * groups  # shipping makes no room: the policy must move
+        assert len(env.started) == 2 * groups  # shipping does not free room, only a new policy version does
         policy.version = 1
         dispatcher.wake()
         await settle()
@@ -130,7 +130,7 @@ async def test_groups_without_signal_are_replaced_by_the_next_tasks() -> None:
         assert [trace.group.index for trace in batch.traces] == [1, 1, 2, 2]
 
 
-async def test_a_group_of_which_all_fail_is_replaced_as_well() -> None:
+async def test_a_group_of_failed_episodes_is_replaced_too() -> None:
     env = make_env()
     env.broken = {"stub-000001"}
     async with open_dispatcher(env) as (dispatcher, _):
@@ -139,9 +139,8 @@ async def test_a_group_of_which_all_fail_is_replaced_as_well() -> None:
         await end_all(env)
         batch = await asyncio.wait_for(collecting, 5.0)
         assert [trace.group.index for trace in batch.traces] == [0, 0, 2, 2]
-        assert (
-            dispatcher.idle and not dispatcher.backlog.queue
-        )  # a failure is no reason to try the same task again
+        assert dispatcher.idle
+        assert not dispatcher.backlog.queue  # a failed task is not retried
 
 
 async def test_sources_are_chosen_by_weight_and_by_the_seed_alone() -> None:
@@ -172,7 +171,7 @@ async def test_a_strictly_on_policy_batch_waits_for_everything_in_flight() -> No
         assert [trace.group.id for trace in batch.traces] == ["stub-000000"] * 2 + ["stub-000001"] * 2
 
 
-async def test_a_slow_group_is_cancelled_counted_and_its_task_comes_first() -> None:
+async def test_a_slow_group_is_cancelled_counted_and_its_task_dispatched_first() -> None:
     env = make_env()
     async with open_dispatcher(env, bound=1) as (dispatcher, policy):
         slow = [key for key in env.open if key.startswith("stub-000000")]
@@ -216,7 +215,9 @@ async def test_state_keeps_the_work_in_flight_in_order() -> None:
     assert second.backlog.next_index == state["next_index"]
 
 
-async def test_a_heartbeat_says_who_waits_for_what(caplog: pytest.LogCaptureFixture) -> None:
+async def test_the_heartbeat_logs_the_status_while_there_is_no_progress(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level("INFO", logger="braidrl")
     env = make_env()
     async with open_dispatcher(env) as (dispatcher, _):
@@ -237,17 +238,17 @@ async def test_a_heartbeat_says_who_waits_for_what(caplog: pytest.LogCaptureFixt
     ("limit", "state"),
     [(3, "no more than 3 episodes at once"), (64, "waits for episodes to end")],
 )
-async def test_and_what_holds_the_next_episode_back(limit: int, state: str) -> None:
+async def test_the_status_names_the_reason_for_waiting(limit: int, state: str) -> None:
     async with open_dispatcher(make_env(), max_concurrent=limit) as (dispatcher, _):
-        words = dispatcher.describe()
-        assert words.endswith(state)
+        status = dispatcher.describe()
+        assert status.endswith(state)
         assert (
             "(oldest stub-000000/0, 0 s); 0 of 4 traces buffered for the next batch, at most 4 may be buffered or in "
-            "flight with policy v0" in words
+            "flight with policy v0" in status
         )
 
 
-async def test_a_failure_of_the_machinery_ends_the_dispatcher() -> None:
+async def test_an_unexpected_error_ends_the_dispatcher() -> None:
     env = make_env()
     config = orchestrator_config(Path("model"), Path("run"), "http://url", batch_size=4)
     dispatcher = Dispatcher([env], Sink(config), lambda: 0, seed=0, max_concurrent=64)

@@ -1,4 +1,4 @@
-"""Work that is too slow for the bound: returned, and in the end waited for."""
+"""Groups that are too slow for the staleness bound: returned, and awaited after `max_returns` times."""
 
 import asyncio
 
@@ -15,13 +15,13 @@ from tests.unit.orchestrator.pipeline.test_dispatcher import (
 
 
 def first_task(dispatcher: Dispatcher) -> Group:
-    """The group in flight of what was dispatched first, and then again."""
+    """Return the group in flight of the first task, dispatched first or again."""
     (group,) = (group for group in dispatcher.groups.values() if group.index == 0 or group.returns)
     return group
 
 
-async def play_around(dispatcher: Dispatcher, env: ManualEnv, policy: Policy, step: int) -> None:
-    """A step in which every episode ends but those of the first task."""
+async def step_without_first_task(dispatcher: Dispatcher, env: ManualEnv, policy: Policy, step: int) -> None:
+    """Run a step in which all episodes end except those of the first task."""
     collecting = asyncio.create_task(dispatcher.collect(step))
     while not collecting.done():
         slow = first_task(dispatcher)
@@ -33,12 +33,15 @@ async def play_around(dispatcher: Dispatcher, env: ManualEnv, policy: Policy, st
     await settle()
 
 
-async def test_a_task_that_is_always_too_slow_is_waited_for_in_the_end() -> None:
-    """FIELD_CASES 40: what takes ten steps under a bound of one is returned twice, then a batch waits for it."""
+async def test_a_batch_waits_for_a_task_returned_max_returns_times() -> None:
+    """A task that takes ten steps under a bound of one is returned twice, then a batch waits for it.
+
+    Case 40 of docs/field_cases.md.
+    """
     env = make_env()
     async with open_dispatcher(env, bound=1, max_returns=2) as (dispatcher, policy):
         for step in range(1, 4):
-            await asyncio.wait_for(play_around(dispatcher, env, policy, step), 5.0)
+            await asyncio.wait_for(step_without_first_task(dispatcher, env, policy, step), 5.0)
         kept = first_task(dispatcher)
         assert kept.returns == 2
         waiting = asyncio.create_task(dispatcher.collect(4))
@@ -51,19 +54,19 @@ async def test_a_task_that_is_always_too_slow_is_waited_for_in_the_end() -> None
             env.end(kept.key(number), version)
         batch = await asyncio.wait_for(waiting, 5.0)
         assert kept in batch.groups
-        fates = [
+        outcomes = [
             each.outcome
             for each in dispatcher.sink.last.outcomes
             if each.group.index == 0 or each.group.returns
         ]
-        assert fates == ["stale", "stale", "trained"]
+        assert outcomes == ["stale", "stale", "trained"]
         assert dispatcher.sink.metrics.counts["groups/returned"] == 2
 
 
-async def test_without_returns_no_work_is_ever_left_behind() -> None:
+async def test_without_returns_no_group_is_dropped_as_stale() -> None:
     env = make_env()
     async with open_dispatcher(env, bound=1, max_returns=0) as (dispatcher, policy):
-        await asyncio.wait_for(play_around(dispatcher, env, policy, 1), 5.0)
+        await asyncio.wait_for(step_without_first_task(dispatcher, env, policy, 1), 5.0)
         waiting = asyncio.create_task(dispatcher.collect(2))
         for key in set(env.open) - {"stub-000000/0", "stub-000000/1"}:
             env.end(key, policy.version)

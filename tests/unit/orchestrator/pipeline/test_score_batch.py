@@ -1,4 +1,4 @@
-"""Credit that waits for a whole batch."""
+"""Algorithms with `score_batch`: credit is final once the batch is full."""
 
 from typing import Any, ClassVar
 
@@ -25,7 +25,7 @@ class CentredConfig(BaseAlgorithmConfig):
 
 
 class Centred(Algorithm[CentredConfig]):
-    """Reward minus the mean of the batch."""
+    """Assigns the reward minus the mean reward of the batch."""
 
     seen: list[int]
 
@@ -45,7 +45,7 @@ def setup(**settings: Any) -> tuple[Sink, TrainEnv]:
 
 async def test_a_batch_is_scored_once_whole_and_before_the_filter() -> None:
     sink, env = setup()
-    await add(sink, env, 1, [0.0, 0.0])  # equal within the group, and not within the batch
+    await add(sink, env, 1, [0.0, 0.0])  # equal within the group, different within the batch
     await add(sink, env, 0, [1.0, 1.0])
     batch = sink.take(1)
     assert batch is not None and await sink.credit(batch)
@@ -64,7 +64,7 @@ async def test_traces_that_turn_out_without_signal_leave_a_smaller_batch() -> No
     assert sink.take_metrics()["traces/no_signal"] == 2
 
 
-async def test_other_environments_of_the_batch_are_left_alone() -> None:
+async def test_other_sources_of_the_batch_are_not_changed() -> None:
     sink, env = setup(batch_size=4)
     other = make_env(sink.config)
     await add(sink, other, 0, [1.0, 0.0])
@@ -75,7 +75,7 @@ async def test_other_environments_of_the_batch_are_left_alone() -> None:
     assert env.algorithm.seen == [2]
 
 
-async def test_a_batch_that_turns_out_without_signal_is_skipped_and_not_for_ever() -> None:
+async def test_batches_without_signal_are_skipped_and_end_the_run_at_the_limit() -> None:
     sink, env = setup(max_empty_batches=2)
 
     async def next_batch(index: int) -> CollectedBatch:
@@ -116,8 +116,8 @@ async def test_an_episode_in_two_batches_is_scored_once_with_the_first() -> None
 
 
 @pytest.mark.parametrize("norm", ["batch_mean", "batch_zscore"])
-async def test_a_group_that_two_batches_share_is_shaped_whole_and_measured_against_each(norm: str) -> None:
-    """Its length penalty is the group's; mean and deviation are those of the batch that a trace trains in."""
+async def test_a_group_in_two_batches_is_shaped_once_and_normalised_per_batch(norm: str) -> None:
+    """The length penalty is computed on the group, mean and deviation on the batch in which a trace trains."""
     sink, env = setup(batch_size=5, max_off_policy_steps=1)
     config = GRPOConfig.model_validate({"advantage_norm": norm, "length_penalty": {}})
     env.source, env.algorithm = env.source.model_copy(update={"algo": config}), make_algorithm(config)
@@ -186,12 +186,12 @@ async def test_a_score_batch_that_raises_stops_the_run(monkeypatch: pytest.Monke
         await sink.credit(batch)
 
 
-def test_a_score_batch_that_nobody_would_call_is_refused() -> None:
+def test_a_score_batch_that_is_never_called_is_refused() -> None:
     with pytest.raises(
         TypeError, match=r"Centred has a score_batch, but BaseAlgorithmConfig\.barrier is 'group'"
     ):
         Centred(BaseAlgorithmConfig())
 
 
-def test_an_algorithm_of_batches_conforms() -> None:
+def test_an_algorithm_with_score_batch_conforms() -> None:
     check_algorithm(lambda: Centred(CentredConfig()))

@@ -1,4 +1,4 @@
-"""From ended episodes to batches: admission, credit, order, signal, staleness."""
+"""The sink: eligibility, credit, order, signal and staleness, from ended episodes to batches."""
 
 from pathlib import Path
 from typing import Any
@@ -32,12 +32,12 @@ def make_env(config: OrchestratorConfig, group_size: int = 2) -> TrainEnv:
 
 
 def open_group(index: int, env: TrainEnv) -> Group:
-    """A dispatched group that holds all episodes of its task."""
+    """Return a dispatched group with all episodes of its task."""
     return Group(index, env, env.curriculum.next_task(), range(env.source.group_size))
 
 
 async def fill(sink: Sink, group: Group, episodes: list[FinishedEpisode]) -> None:
-    """Let a whole group end."""
+    """End all episodes of a group."""
     for number, finished in enumerate(episodes):
         finished.episode.group = vf.GroupInfo(id=group.id)
         await sink.arrive(group, number, finished)
@@ -52,7 +52,7 @@ async def add(sink: Sink, env: TrainEnv, index: int, rewards: list[float | None]
 
 
 def credits(batch: CollectedBatch) -> list[float]:
-    """The advantage of each sample's last token, in batch order."""
+    """Return the advantage of the last token of each sample, in batch order."""
     return [float(sample.advantages[-1]) for sample in batch.training_batch.samples]
 
 
@@ -95,7 +95,7 @@ async def test_traces_without_signal_are_replaced_before_they_count() -> None:
     assert groups == ["stub-000001"] * 2 + ["stub-000002"] * 2
 
 
-async def test_or_they_leave_a_smaller_batch_and_an_empty_one_is_skipped() -> None:
+async def test_traces_without_signal_may_leave_a_smaller_batch_and_an_empty_one_is_skipped() -> None:
     config = make_config(constant_trainer_batch_size=False)
     sink, env = Sink(config), make_env(config)
     for index, rewards in enumerate(([1.0, 1.0], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0])):
@@ -117,7 +117,7 @@ async def test_a_missing_reward_excludes_its_trace_and_is_counted(broken: float 
 
 
 @pytest.mark.parametrize("logprobs", [SAMPLED - 1, SAMPLED + 1])
-async def test_a_logprob_too_few_or_too_many_drops_its_trace(logprobs: int) -> None:
+async def test_a_trace_with_a_missing_or_extra_logprob_is_dropped(logprobs: int) -> None:
     config = make_config()
     sink, env = Sink(config), make_env(config, group_size=3)
     group = open_group(0, env)
@@ -169,7 +169,7 @@ async def test_the_last_survivor_of_a_group_still_trains_its_observations(consta
         assert sample.rl_weights is not None and not sample.rl_weights.any()
 
 
-async def test_a_group_of_which_all_fail_is_recorded_and_trains_nothing() -> None:
+async def test_a_group_of_failed_episodes_is_recorded_and_does_not_train() -> None:
     config = make_config(constant_trainer_batch_size=False)
     sink, env = Sink(config), make_env(config)
     group = open_group(0, env)
@@ -186,7 +186,7 @@ async def test_a_group_of_which_all_fail_is_recorded_and_trains_nothing() -> Non
     assert (metrics["episodes/failed"], metrics["groups/too_few"], metrics["reward/mean"]) == (2, 1, 0.5)
 
 
-async def test_a_scoring_model_that_fails_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_failed_scoring_call_fails_the_episode(monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_config()
     sink, env = Sink(config), make_env(config)
 
@@ -226,7 +226,7 @@ async def test_staleness_counts_from_the_oldest_token() -> None:
     assert (trace.samples[0].version_start, trace.samples[0].version_end) == (0, 2)
     assert trace.staleness(3) == 2
     assert sink.drop_stale(3) == []
-    assert sink.drop_stale(4) == []  # its sibling is still young enough, so its task is not lost
+    assert sink.drop_stale(4) == []  # its sibling is fresh enough, so the group is not lost
     assert [trace.oldest for trace in sink.buffer.ready] == [2]
     assert sink.drop_stale(6) == [group]
     assert sink.take_metrics()["traces/stale"] == 2
@@ -248,19 +248,19 @@ async def test_a_used_group_is_not_returned_when_its_rest_gets_stale() -> None:
     ("bound", "version", "shipped", "room"),
     [(0, 0, 0, 4), (0, 1, 1, 4), (1, 0, 1, 4), (2, 1, 1, 12), (1, 9, 9, 4)],
 )
-def test_room_follows_the_bound_and_ends_with_the_run(
+def test_room_follows_the_bound_until_the_last_step(
     bound: int, version: int, shipped: int, room: int
 ) -> None:
     sink = Sink(make_config(max_off_policy_steps=bound, max_steps=10))
-    sink.buffer.shipped = shipped
+    sink.resume_at(shipped)
     assert sink.buffer.room(version) == room
 
 
-async def test_silence_is_loud_and_ends_the_run(caplog: pytest.LogCaptureFixture) -> None:
+async def test_groups_without_signal_are_explained_and_end_the_run(caplog: pytest.LogCaptureFixture) -> None:
     config = make_config(max_empty_batches=2)
     sink, env = Sink(config), make_env(config)
     await add(sink, env, 0, [1.0, 1.0])
-    await add(sink, env, 1, [1.0, 0.0])  # signal: the count starts anew
+    await add(sink, env, 1, [1.0, 0.0])  # signal resets the count
     for index in (2, 3, 4):
         await add(sink, env, index, [1.0, 1.0])
     assert ["no signal in 2 groups (4 episodes) in a row" in line for line in caplog.messages] == [True]
