@@ -12,16 +12,18 @@ EXPRESSION = re.compile(rf"{NUMBER}(?:[{re.escape(OPERATORS)}]{NUMBER})+", re.AS
 
 @dataclass(frozen=True)
 class Expression:
-    """`operands[0] operators[0] operands[1] ...`; products bind tighter, the rest goes from left to right."""
+    """Expression `operands[0] operators[0] operands[1] ...`, with the usual precedence, left-associative."""
 
     operands: tuple[int, ...]
     operators: str
-    """One of `OPERATORS` between every two operands."""
+    """One of `OPERATORS` between each pair of neighbouring operands: one character fewer than `operands`."""
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """The expression that `text` writes, without spaces, brackets, signs or leading zeros, each number
-        below a billion; None if it is none."""
+        """Return the expression written in `text`, or None if `text` is not one.
+
+        Spaces, brackets, signs and leading zeros are not allowed, and each number must be below a billion.
+        """
         if not EXPRESSION.fullmatch(text):
             return None
         operands = re.split(rf"[{re.escape(OPERATORS)}]", text)
@@ -33,7 +35,7 @@ class Expression:
 
     @property
     def value(self) -> int:
-        """What the expression is worth."""
+        """Value of the expression."""
         terms = [self.operands[0]]
         for operator, operand in zip(self.operators, self.operands[1:], strict=True):
             if operator == "*":

@@ -1,5 +1,4 @@
-"""The chat loop as a verifiers harness that runs inside the caller's process: no program is started per
-rollout."""
+"""A verifiers harness that runs the chat loop in the caller's process, without starting a program per rollout."""
 
 from braid_chat.harness import BraidChatHarness, BraidChatHarnessConfig
 from braid_chat.tools import tool, tool_schemas

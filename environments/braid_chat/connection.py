@@ -1,5 +1,4 @@
-"""The HTTP side of the chat loop: one keep-alive connection pool per event loop, shared by all its
-rollouts."""
+"""HTTP client of the chat loop: one keep-alive connection pool per event loop, shared by all its rollouts."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -11,12 +10,12 @@ import msgspec
 from verifiers.v1.errors import InterceptionError
 
 ATTEMPTS = 3
-"""Tries of one model call whose answer is 429 or 5xx."""
+"""Maximum number of attempts per model call. Only status 429 and 5xx are retried."""
 BACKOFF = 0.5
-"""Seconds before the first retry; doubled before each further one."""
+"""Seconds before the first retry. Doubles with each further retry."""
 RETRY_COUNT = "x-stainless-retry-count"
-"""Marks a repeated request, so that the interception server answers it from memory if the first try was
-committed."""
+"""Header that marks a retry. The interception server then returns the recorded answer if an earlier attempt was
+already committed to the trace."""
 
 _LIFETIMES: dict[asyncio.AbstractEventLoop, AsyncGenerator[aiohttp.ClientSession, None]] = {}
 _SESSIONS: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
@@ -24,21 +23,21 @@ _SESSIONS: dict[asyncio.AbstractEventLoop, aiohttp.ClientSession] = {}
 
 @dataclass(frozen=True)
 class Answer:
-    """What the interception server said to one model call."""
+    """Response of the interception server to one model call."""
 
     status: int
     body: Any
-    """Decoded JSON; the text itself if it is none."""
+    """Decoded JSON, or the text if it is not JSON."""
 
     @property
     def error(self) -> str:
-        """The error message of an answer that is not 200."""
+        """Error message of an answer whose status is not 200."""
         error = self.body.get("error") if isinstance(self.body, dict) else None
         return str(error.get("message", error)) if isinstance(error, dict) else str(error or self.body)
 
 
 async def complete(endpoint: str, secret: str, request: dict[str, Any]) -> Answer:
-    """One chat completion through the interception server at `endpoint`, with retries of 429 and 5xx.
+    """Request one chat completion from the interception server at `endpoint`. Status 429 and 5xx are retried.
 
     Raises:
         InterceptionError: the server cannot be reached.
@@ -57,7 +56,7 @@ async def complete(endpoint: str, secret: str, request: dict[str, Any]) -> Answe
                 status, raw = response.status, await response.read()
         except aiohttp.ClientError as error:
             raise InterceptionError(
-                f"no connection to the interception server at {endpoint}: {error}"
+                f"cannot connect to the interception server at {endpoint}: {error}"
             ) from error
         if status != 429 and status < 500:
             break
@@ -76,7 +75,11 @@ async def _shared_session() -> aiohttp.ClientSession:
 
 
 async def _session_lifetime(loop: asyncio.AbstractEventLoop) -> AsyncGenerator[aiohttp.ClientSession, None]:
-    """Open until the event loop shuts its async generators down, which is the one hook that a loop offers."""
+    """Keep a session open until its event loop shuts down.
+
+    asyncio closes pending async generators at shutdown (`loop.shutdown_asyncgens`), the only cleanup hook that an
+    event loop offers.
+    """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=60.0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=30.0)
     try:

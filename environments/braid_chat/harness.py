@@ -1,4 +1,4 @@
-"""The chat loop: ask the model, run the tools it calls, until it answers in plain text."""
+"""The chat loop: call the model and run the tools that it calls, until it answers in plain text."""
 
 from contextlib import AsyncExitStack
 from typing import Any
@@ -15,28 +15,29 @@ from braid_chat.tools import PythonTools, parse_arguments
 
 DONE = ProgramResult(exit_code=0, stdout="", stderr="")
 MAX_UNREADABLE = 3
-"""Empty replies in a row that are answered with `UNREADABLE`; the next one ends the loop."""
+"""Maximum number of consecutive empty replies that are answered with `UNREADABLE`. The next one ends the loop."""
 UNREADABLE = {
     "role": "user",
     "content": "error: your reply holds neither text nor a readable tool call; "
     "write the call again as valid JSON, or answer in text",
 }
-"""What a model with tools is told about an empty reply: renderers drop a tool call that they cannot read."""
+"""User message sent after an empty reply of a model that has tools. Renderers drop a tool call that they cannot parse,
+so an empty reply is usually a malformed call."""
 
 
 class BraidChatHarnessConfig(HarnessConfig):
-    """The chat loop takes no settings beyond those of every harness."""
+    """Config of the chat loop; it has no options besides those of every harness."""
 
     id: str = "braid-chat"
 
 
 class BraidChatHarness(Harness[BraidChatHarnessConfig]):
-    """A multi-turn chat with tools that starts no process, so that hundreds of rollouts share one event loop.
+    """Multi-turn chat with tools that starts no process, so hundreds of rollouts can share one event loop.
 
-    Every model call goes through the rollout's interception endpoint, which records it, counts turns and
-    tokens, and refuses a call when a limit or a `@stop` of the task is reached; a refusal ends the loop
-    cleanly. Tools are the task data's `@tool` methods (`braid_chat.tools`) and the task's MCP servers. A
-    prompt that no longer fits the context ends the loop and marks the trace as truncated.
+    Every model call goes through the rollout's interception endpoint, which records it, counts turns and tokens, and
+    rejects a call once a limit or a `@stop` of the task is reached. A rejection ends the loop without an error. Tools
+    are the `@tool` methods of the task data (`braid_chat.tools`) and the tools of the task's MCP servers. A prompt
+    that no longer fits the context ends the loop and marks the trace as truncated.
     """
 
     APPENDS_SYSTEM_PROMPT = True
@@ -45,7 +46,7 @@ class BraidChatHarness(Harness[BraidChatHarnessConfig]):
     EXECUTES_CODE = False
     NEEDS_CONTAINER = False
     OFFERS_TASK_TOOLS = True
-    """The `@tool` methods of the task's data class reach the model, as they do through no harness of verifiers."""
+    """True: the model can call the `@tool` methods of the task's data class. No harness of verifiers offers them."""
 
     async def launch(
         self,
@@ -88,7 +89,7 @@ class BraidChatHarness(Harness[BraidChatHarnessConfig]):
     async def _toolbox(
         self, stack: AsyncExitStack, trace: Trace, mcp_urls: dict[str, str], data: TaskData
     ) -> "Toolbox":
-        """The task's tools, less those that the config disables; MCP connections close with `stack`."""
+        """Return the task's tools without the disabled ones. `stack` closes the MCP connections."""
         python = PythonTools(data, trace)
         headers = self.config.resolve_mcp_headers(mcp_urls)
         servers = {
@@ -101,7 +102,7 @@ class BraidChatHarness(Harness[BraidChatHarnessConfig]):
 
 
 class Toolbox:
-    """Every tool that one rollout may call."""
+    """All tools that one rollout may call."""
 
     def __init__(
         self,
@@ -119,7 +120,7 @@ class Toolbox:
         self._connections = mcp_connections
 
     async def answer(self, call: dict[str, Any]) -> dict[str, Any]:
-        """The tool message that answers `call`. What the model did wrong comes back to it as `error: ...`."""
+        """Run `call` and return the tool message. Mistakes of the model are returned to it as `error: ...`."""
         name = call["function"]["name"]
         try:
             content = await self._run(name, parse_arguments(call["function"]["arguments"]))
@@ -140,7 +141,7 @@ def _is_empty(choice: dict[str, Any]) -> bool:
 
 
 def _end(trace: Trace, answer: Answer) -> ProgramResult:
-    """The outcome of a model call that the interception server did not serve."""
+    """Return the outcome of a rejected model call. Raises `HarnessError` if the rejection does not end the rollout."""
     if trace.stop_condition is not None:
         return DONE
     if answer.status in (400, 413) and any(

@@ -1,4 +1,4 @@
-"""Tools that run inside the caller's process: methods of the task's data class that carry `@tool`.
+"""Tools that run in the caller's process: methods of the task's data class decorated with `@tool`.
 
     class WeatherData(vf.TaskData):
         forecasts: dict[str, str]
@@ -8,9 +8,9 @@
             "Tomorrow's weather in a city."
             return self.forecasts[city]
 
-The model sees the method's name, its docstring, and a JSON schema of its parameters. A parameter named
-`state` is not shown to the model: it receives the rollout's mutable `trace.state`. A method may be async; one
-that waits for something must be, because all rollouts share one event loop.
+The model receives the method's name, its docstring, and a JSON schema of its parameters. A parameter named `state` is
+hidden from the model: it receives the rollout's mutable `trace.state`. A method may be async. A method that waits for
+something must be async, because all rollouts share one event loop.
 """
 
 import functools
@@ -33,7 +33,7 @@ STATE = "state"
 
 
 class PythonTools:
-    """The Python tools of one task. `schemas` is in the wire form of the OpenAI chat API."""
+    """Python tools of one task. `schemas` has the format of the OpenAI chat API."""
 
     def __init__(self, data: TaskData, trace: Trace) -> None:
         self._data = data
@@ -45,8 +45,11 @@ class PythonTools:
         return name in self._functions
 
     async def call(self, name: str, arguments: dict[str, Any]) -> str:
-        """The tool's result as text. What the tool raises, and arguments that do not fit its signature, come
-        back as text that begins with `error:`."""
+        """Call a tool and return its result as text.
+
+        Exceptions of the tool and arguments that do not match its signature are returned as text that starts with
+        `error:`.
+        """
         function = self._functions[name]
         try:
             checked = _parameters(function).model_validate(arguments)
@@ -59,18 +62,18 @@ class PythonTools:
             result = function(self._data, **values)
             if inspect.isawaitable(result):
                 result = await result
-        except Exception as error:  # whatever a tool raises is for the model to read
+        except Exception as error:  # a tool may raise anything; the model receives it as the result
             logger.info("tool %s raised", name, exc_info=True)
             return f"error: {type(error).__name__}: {error}"
         return result if isinstance(result, str) else json.dumps(result, default=str)
 
 
 def parse_arguments(text: str) -> dict[str, Any]:
-    """The arguments of a tool call.
+    """Parse the arguments of a tool call.
 
     Raises:
-        ValueError: not JSON (cut off, say) or not an object (an object that was encoded twice, say); the
-            message tells the model what to send instead.
+        ValueError: `text` is not JSON (for example cut off) or not an object (for example encoded twice). The message
+            is written for the model and includes the remedy.
     """
     try:
         arguments = json.loads(text or "{}")
@@ -85,13 +88,13 @@ def parse_arguments(text: str) -> dict[str, Any]:
 
 
 def tool_schemas(data: TaskData) -> list[dict[str, Any]]:
-    """Declarations of the Python tools of a task, in the wire form of the OpenAI chat API."""
+    """Return the schemas of a task's Python tools in the format of the OpenAI chat API."""
     return [_schema(function) for function in _functions(data.__class__).values()]
 
 
 @functools.cache
 def _functions(data_class: type[TaskData]) -> dict[str, Callable[..., Any]]:
-    """The functions that carry `@tool`, by the name that the model sees."""
+    """Return the functions decorated with `@tool`, by the name under which the model calls them."""
     members = (inspect.getattr_static(data_class, name) for name in dir(data_class))
     return {_name(member): member for member in members if callable(member) and hasattr(member, "tool")}
 
@@ -102,7 +105,7 @@ def _name(function: Callable[..., Any]) -> str:
 
 @functools.cache
 def _parameters(function: Callable[..., Any]) -> type[BaseModel]:
-    """The parameters that the model fills, as a strict-keyed pydantic model."""
+    """Return the parameters that the model provides, as a pydantic model that forbids other keys."""
     hints = get_type_hints(function)
     fields: dict[str, Any] = {}
     for parameter in list(inspect.signature(function).parameters.values())[1:]:
@@ -125,7 +128,7 @@ def _schema(function: Callable[..., Any]) -> dict[str, Any]:
 
 
 class _Untitled(GenerateJsonSchema):
-    """Titles repeat the names and would cost prompt tokens."""
+    """Generates schemas without titles, which repeat the names and cost prompt tokens."""
 
     def field_title_should_be_set(self, schema: Any) -> bool:
         return False

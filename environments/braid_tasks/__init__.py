@@ -1,4 +1,4 @@
-"""What Braid's own tasksets share: splits that never meet, and how a reply or a seat is read."""
+"""Helpers of the bundled tasksets: disjoint splits, parsing of replies, agents with their own model."""
 
 from braid_tasks.replies import last_integer
 from braid_tasks.seats import is_pinned

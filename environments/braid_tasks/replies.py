@@ -1,4 +1,4 @@
-"""Reading what a model answered."""
+"""Parsing of model replies."""
 
 import re
 
@@ -6,10 +6,9 @@ INTEGER = re.compile(r"(?<!\d)-?\d+")
 
 
 def last_integer(reply: str) -> str | None:
-    """The last integer that `reply` writes, as it is written; None if it writes none.
+    """Return the last integer in `reply` as written, or None if there is none.
 
-    Text and not a number, so that `007` is not taken for `7` and a reply of ten thousand digits costs
-    nothing.
+    The result is text: `007` differs from `7`, and ten thousand digits are never converted to a number.
     """
     found = INTEGER.findall(reply)
     return found[-1] if found else None

@@ -1,4 +1,4 @@
-"""Find a secret number; the environment, speaking as the user, says higher or lower."""
+"""Find a secret number. The environment answers each guess, as the user, with higher or lower."""
 
 from guess_number.env import GuessNumberEnv, GuessNumberEnvConfig
 from guess_number.taskset import GuessNumberConfig, GuessNumberData, GuessNumberTask, GuessNumberTaskset

@@ -6,10 +6,10 @@ from guess_number.taskset import GuessNumberTask
 
 
 class GuessNumberEnvConfig(vf.EnvConfig):
-    """One agent guesses."""
+    """Config of the environment, which has one agent."""
 
     agent: vf.AgentConfig = vf.AgentConfig()
-    """Who guesses."""
+    """Agent that guesses."""
 
 
 class GuessNumberEnv(vf.Env[GuessNumberEnvConfig]):
@@ -17,7 +17,9 @@ class GuessNumberEnv(vf.Env[GuessNumberEnvConfig]):
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         if not isinstance(task, GuessNumberTask):
-            raise TypeError(f"guess-number plays its own tasks, not {type(task).__name__}")
+            raise TypeError(
+                f"guess-number cannot run a {type(task).__name__}; use tasks of the guess-number taskset"
+            )
         async with agents.agent.interaction(task) as dialogue:
             segment = await dialogue.turn()
             for _ in range(task.data.guesses - 1):

@@ -1,4 +1,4 @@
-"""The `guess-number` taskset: a secret number in an interval, to be found with few guesses."""
+"""The `guess-number` taskset: find a secret number of an interval with few guesses."""
 
 import random
 from collections.abc import Iterator
@@ -11,50 +11,53 @@ from braid_tasks import DrawnConfig, last_integer
 
 HIGHER, LOWER, UNREADABLE = "higher", "lower", "a number, please"
 PASS = "?"
-"""What a demonstrator says who does not guess."""
+"""Reply of a demonstrator that does not guess."""
 
 
 class GuessNumberConfig(DrawnConfig):
-    """Which numbers are asked for. The splits share no interval; in each the secret is uniform."""
+    """Config of the `guess-number` taskset. The splits share no interval. The secret is uniform in its interval."""
 
     largest: int = Field(99, ge=1)
-    """Intervals lie anywhere in [0, largest]."""
+    """Upper bound of all intervals; the lower bound is 0."""
     width: int = Field(8, ge=2)
-    """Numbers in an interval."""
+    """Number of integers in an interval."""
     guesses: int = Field(4, ge=1)
-    """Guesses that a task allows. Halving the interval finds every number with floor(log2(width)) + 1."""
+    """Maximum number of guesses per task. Binary search finds every number in floor(log2(width)) + 1 guesses."""
     prompt: str = "{low}-{high}"
-    """The opening user message; `{low}` and `{high}` stand for the ends of the interval, both included."""
+    """Template of the first user message. `{low}` and `{high}` are replaced by the ends of the interval, inclusive."""
     demonstrator_accuracy: float = Field(1.0, ge=0, le=1)
-    """Share of the demonstrator's guesses that halve what is left; the others are a question mark."""
+    """Fraction of the demonstrator's guesses that halve the remaining interval. The others are a question mark."""
 
     @model_validator(mode="after")
-    def _can_be_asked(self) -> Self:
+    def _check_interval_and_prompt(self) -> Self:
         if self.width > self.largest + 1:
             raise ValueError(
-                f"width ({self.width}) is larger than the {self.largest + 1} numbers that there are"
+                f"width ({self.width}) exceeds the {self.largest + 1} integers in [0, largest]; lower width or "
+                "raise largest"
             )
         for end in ("{low}", "{high}"):
             if end not in self.prompt:
                 raise ValueError(
-                    f"prompt {self.prompt!r} lacks {end}, so the model would not see the interval"
+                    f"prompt {self.prompt!r} does not contain {end}, so the interval would be missing from the "
+                    "user message; add it"
                 )
         return self
 
 
 class GuessNumberData(vf.TaskData):
-    """One secret."""
+    """An interval and its secret number."""
 
     low: int
     high: int
     secret: int
     guesses: int
     demonstration: list[dict[str, Any]]
-    """The demonstrator's dialogue, from its first guess on."""
+    """Demonstrated dialogue, starting with the first guess."""
 
     def feedback(self, reply: str) -> str | None:
-        """What the user says to a guess: the last integer of `reply`; None if it is the secret."""
+        """Return the user's answer to a guess, the last integer of `reply`. None if it is the secret."""
         guess = last_integer(reply)
+        # The length limit rejects huge integers before they are converted; + 1 allows for a minus sign.
         if guess is None or len(guess) > len(str(self.high)) + 1:
             return UNREADABLE
         if int(guess) == self.secret:
@@ -63,28 +66,28 @@ class GuessNumberData(vf.TaskData):
 
 
 class GuessNumberTask(vf.Task[GuessNumberData]):
-    """Graded by how early the number was found."""
+    """Task graded by how early the number is found."""
 
     @vf.reward
     async def early(self, trace: vf.Trace) -> float:
-        """1 for the first guess, 1/n less for each further one of n; 0 if the number was not found."""
+        """Return 1 if the first of n guesses is right, 1/n less for each further guess, 0 if none is right."""
         needed = self._needed(trace)
         return 0.0 if needed is None else 1 - (needed - 1) / self.data.guesses
 
     @vf.metric
     async def found(self, trace: vf.Trace) -> float:
-        """1 if the number was found, else 0."""
+        """Return 1 if the number was found, else 0."""
         return float(self._needed(trace) is not None)
 
     def _needed(self, trace: vf.Trace) -> int | None:
-        """The guess that was right, counted from 1."""
+        """Return the 1-based index of the right guess, or None."""
         replies = [message.content or "" for message in trace.assistant_messages[: self.data.guesses]]
         right = (number for number, reply in enumerate(replies, 1) if self.data.feedback(reply) is None)
         return next(right, None)
 
 
 class GuessNumberTaskset(vf.Taskset[GuessNumberTask, GuessNumberConfig]):
-    """Random intervals with a random secret in each."""
+    """Random intervals, each with a random secret."""
 
     def load(self) -> Iterator[GuessNumberTask]:
         config = self.config
@@ -119,9 +122,9 @@ def halving(
     accuracy: float = 1.0,
     generator: random.Random | None = None,
 ) -> list[dict[str, Any]]:
-    """The dialogue of a binary search for `secret` in [low, high], at most `guesses` guesses long.
+    """Return the dialogue of a binary search for `secret` in [low, high] with at most `guesses` guesses.
 
-    A share 1 - `accuracy` of the guesses is a question mark instead, whatever was answered.
+    Each guess is replaced by a question mark with probability 1 - `accuracy`.
     """
     generator = generator or random.Random(0)
     dialogue: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""Tasks from a file, graded by a function of yours."""
+"""Tasks from a JSONL file, graded by a user-defined function."""
 
 from jsonl.pickles import pickled
 from jsonl.rewards import contains, exact

@@ -1,4 +1,4 @@
-"""A reward function of another program, kept in a file beside its prompts (`braidrl.environment`)."""
+"""A pickled reward function, stored next to its prompts (`braidrl.environment`)."""
 
 import inspect
 import pickle
@@ -13,45 +13,47 @@ import verifiers.v1 as vf
 
 
 def dump_reward(function: Callable[..., Any]) -> bytes:
-    """A function as `load_reward` reads it. One of a script or a notebook travels whole, one of a module by its name,
-    and so does the path on which modules are found.
+    """Pickle a function for `load_reward`.
+
+    A function of a script or notebook is pickled by value, a function of a module by reference. `sys.path` is stored
+    as well, so that the module can be imported in another process.
 
     Raises:
-        pickle.PicklingError, TypeError: it holds something that cannot travel, such as an open file.
+        pickle.PicklingError, TypeError: the function refers to an object that cannot be pickled, such as an open file.
     """
-    places = [str(Path(place).absolute()) for place in sys.path]
-    return pickle.dumps(places) + cloudpickle.dumps(function)
+    folders = [str(Path(folder).absolute()) for folder in sys.path]
+    return pickle.dumps(folders) + cloudpickle.dumps(function)
 
 
 @lru_cache
 def load_reward(path: str) -> Callable[..., Any]:
-    """The function in a file. Whoever can write the file can run code here, as with a module.
+    """Load a function written by `dump_reward`. Unpickling executes code: load only files from trusted writers.
 
     Raises:
-        OSError: there is no such file.
-        ImportError: it needs a module that is not there.
+        OSError: the file cannot be read.
+        ImportError: the function needs a module that is not installed.
     """
     with Path(path).open("rb") as file:
-        sys.path += [place for place in pickle.load(file) if place not in sys.path]
+        sys.path += [folder for folder in pickle.load(file) if folder not in sys.path]
         return pickle.load(file)
 
 
-def offered(row: Mapping[str, Any], trace: vf.Trace) -> dict[str, Any]:
-    """What a reward function may ask for by name: the fields of its row, among them the `prompt`; the model's last
-    reply, `completion`; and the whole `trace`."""
+def available_arguments(row: Mapping[str, Any], trace: vf.Trace) -> dict[str, Any]:
+    """Return the arguments available to a reward function: the fields of the row (`prompt` included), the model's
+    last reply as `completion`, and the `trace`."""
     return {**row, "completion": trace.last_reply, "trace": trace}
 
 
-def asked_for(function: Callable[..., Any], offers: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of the offers that the function's signature names; all of them where it has `**`."""
+def select_arguments(function: Callable[..., Any], available: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the available arguments that the function's signature names, or all if it has `**kwargs`."""
     parameters = inspect.signature(function).parameters
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
-        return dict(offers)
-    return {name: offers[name] for name in parameters if name in offers}
+        return dict(available)
+    return {name: available[name] for name in parameters if name in available}
 
 
 def pickled(task: Any, trace: vf.Trace, *, path: str) -> Any:
-    """What the function in the file `path` returns."""
+    """Call the function pickled in the file `path` and return its result."""
     function = load_reward(path)
     row = task.model_dump(mode="json", exclude_unset=True)
-    return function(**asked_for(function, offered(row, trace)))
+    return function(**select_arguments(function, available_arguments(row, trace)))

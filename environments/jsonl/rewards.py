@@ -1,4 +1,4 @@
-"""Reward functions: how one is found, what it may return, and those that need no code of your own."""
+"""Reward functions: import, check of the result, and the built-in `exact` and `contains`."""
 
 import math
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from verifiers.v1.utils.loaders import plugged_fn
 
 
 def reward_function(path: str) -> Callable[..., Any]:
-    """The function behind an import path.
+    """Import a reward function.
 
     Raises:
-        ImportError, AttributeError, TypeError: there is none.
+        ImportError, AttributeError, TypeError: the path does not lead to a function.
     """
     try:
         return plugged_fn(path)
@@ -21,10 +21,10 @@ def reward_function(path: str) -> Callable[..., Any]:
 
 
 def reward_of(result: Any, path: str) -> float:
-    """What a reward function returned, as a number.
+    """Return the result of a reward function as a float.
 
     Raises:
-        TypeError: it is none, or not finite.
+        TypeError: the result is not a finite number.
     """
     try:
         reward = float("nan" if isinstance(result, str) else result)
@@ -36,10 +36,10 @@ def reward_of(result: Any, path: str) -> float:
 
 
 def exact(task: Any, trace: vf.Trace, *, key: str = "answer") -> float:
-    """1 if the last reply is what the line's field `key` says, else 0."""
+    """Return 1 if the last reply equals the line's field `key`, else 0."""
     return float(trace.last_reply == str(getattr(task, key)).strip())
 
 
 def contains(task: Any, trace: vf.Trace, *, key: str = "answer") -> float:
-    """1 if the last reply contains what the line's field `key` says, else 0."""
+    """Return 1 if the last reply contains the line's field `key`, else 0."""
     return float(str(getattr(task, key)).strip() in trace.last_reply)

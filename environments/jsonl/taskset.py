@@ -1,4 +1,4 @@
-"""The `jsonl` taskset: one task a line of a file."""
+"""The `jsonl` taskset: one task per line of a file."""
 
 import inspect
 import json
@@ -14,17 +14,17 @@ from jsonl.rewards import reward_function, reward_of
 
 
 class JsonlTaskConfig(vf.TaskConfig):
-    """How a line is graded."""
+    """Config of the reward."""
 
     reward: str = "jsonl.exact"
     """Import path of a function `(task, trace, **reward_kwargs) -> float`, plain or async: `package.function`,
-    `package:function` or `path/to/file.py:function`. `task` is the line, its fields attributes; `trace` the
+    `package:function` or `path/to/file.py:function`. `task` has the fields of the line as attributes. `trace` is the
     verifiers trace, whose `last_reply` is the answer."""
     reward_kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Further arguments of that function."""
+    """Additional keyword arguments of `reward`."""
 
     @model_validator(mode="after")
-    def _reward_can_be_called(self) -> Self:
+    def _check_signature(self) -> Self:
         try:
             inspect.signature(reward_function(self.reward)).bind(None, None, **self.reward_kwargs)
         except (ImportError, AttributeError, TypeError) as error:
@@ -35,43 +35,45 @@ class JsonlTaskConfig(vf.TaskConfig):
 
 
 class JsonlConfig(vf.TasksetConfig):
-    """Which lines are tasks."""
+    """Config of the `jsonl` taskset."""
 
     path: Path
-    """A file of JSON objects, one a line, relative to the working directory. Fields of verifiers' `TaskData`
-    (`prompt`, `system_prompt`, `id`, ...) mean what they mean there; all others are kept for the reward
-    function, and `demonstration` is what `braid sft` learns."""
+    """File with one JSON object per line, relative to the working directory. The fields of verifiers' `TaskData`
+    (`prompt`, `system_prompt`, `id`, ...) keep their meaning. All others are passed to the reward function.
+    `braid sft` trains on `demonstration`."""
     prompt_key: str = "prompt"
-    """The field that holds the prompt: a text, or a list of chat messages."""
+    """Name of the field with the prompt: a string or a list of chat messages."""
     split: Split | Literal["all"] = "all"
-    """A share of the lines: a hash of the prompt decides, one in four is held out."""
+    """Part of the lines to use. A hash of the prompt decides the split: one line in four is held out."""
     task: SerializeAsAny[JsonlTaskConfig] = JsonlTaskConfig()
-    """How a line is graded."""
+    """Config of the reward."""
 
 
 class JsonlData(vf.TaskData):
-    """One line; fields that `TaskData` does not have are attributes too."""
+    """One line of the file. Fields unknown to `TaskData` are attributes as well."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
 class JsonlTask(vf.Task[JsonlData, vf.State, JsonlTaskConfig]):
-    """Graded by the function that the config names."""
+    """Task graded by the configured function."""
 
     @vf.reward
     async def graded(self, trace: vf.Trace) -> float:
-        """What the function says."""
+        """Return the result of the configured function."""
         result = reward_function(self.config.reward)(self.data, trace, **self.config.reward_kwargs)
         return reward_of(await result if inspect.isawaitable(result) else result, self.config.reward)
 
 
 class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):
-    """The lines of a file, in their order."""
+    """Lines of a file in order."""
 
     def load(self) -> Iterator[JsonlTask]:
         path, split = self.config.path, self.config.split
         if not path.is_file():
-            raise FileNotFoundError(f"jsonl: path {path} is no file (seen from {Path.cwd()})")
+            raise FileNotFoundError(
+                f"jsonl: path {path} is not a file; give a path relative to the working directory {Path.cwd()}"
+            )
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
@@ -86,10 +88,12 @@ class JsonlTaskset(vf.Taskset[JsonlTask, JsonlConfig]):
             raise ValueError(f"{where} is not JSON: {error}") from None
         key = self.config.prompt_key
         if not isinstance(record, dict) or not record.get(key):
-            raise ValueError(f"{where} is no JSON object with a {key!r}; name its prompt with prompt_key")
+            raise ValueError(
+                f"{where} is not a JSON object with a field {key!r}; set prompt_key to the field with the prompt"
+            )
         try:
             return JsonlData.model_validate({**record, "prompt": record[key]})
         except ValidationError as error:
-            fault = error.errors(include_url=False)[0]
-            place = ".".join(map(str, fault["loc"]))
-            raise ValueError(f"{where}: field {place} is no task field: {fault['msg']}") from None
+            first = error.errors(include_url=False)[0]
+            field = ".".join(map(str, first["loc"]))
+            raise ValueError(f"{where}: field {field} is invalid: {first['msg']}") from None

@@ -1,4 +1,4 @@
-"""Kuhn poker between two agents: a zero-sum game that is small enough to be solved exactly."""
+"""Kuhn poker between two agents, a zero-sum game small enough to be solved exactly."""
 
 from kuhn_poker.env import KuhnPokerEnv, KuhnPokerEnvConfig
 from kuhn_poker.game import INFORMATION_SETS

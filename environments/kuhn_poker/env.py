@@ -10,24 +10,24 @@ from kuhn_poker.taskset import KuhnPokerTask, read_action
 
 SEATS = ("player0", "player1")
 HISTORY = "history"
-"""Key of `trace.info` under which both traces record the actions of the hand."""
+"""Key of `trace.info` with the actions of the hand, in both traces."""
 
 
 class KuhnPokerEnvConfig(vf.EnvConfig):
-    """Two seats. Each late-binds to the run's model; one that names a model or a client of its own is a
-    frozen opponent and does not train."""
+    """Config of the two seats. A seat uses the run's model unless it sets its own model or client; it is then a frozen
+    opponent and does not train."""
 
     player0: vf.AgentConfig = vf.AgentConfig()
-    """Acts first."""
+    """Player that acts first."""
     player1: vf.AgentConfig = vf.AgentConfig()
-    """Acts second."""
+    """Player that acts second."""
 
 
 class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
-    """Each seat gets the chips that it wins as its reward; the two sum to 0.
+    """One hand between two players. Each player's reward is the number of chips it wins; the rewards sum to 0.
 
-    A reply that names no action ends the hand and costs the most that a hand can cost. If it is the very
-    first one, player 1 has not acted and has no trace.
+    A reply that is not an action ends the hand and loses the maximum stake. If this is the first reply of the hand,
+    player 1 has not acted and has no trace.
     """
 
     async def setup(self, agents: vf.Agents) -> None:
@@ -37,7 +37,9 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         if not isinstance(task, KuhnPokerTask):
-            raise TypeError(f"kuhn-poker plays its own tasks, not {type(task).__name__}")
+            raise TypeError(
+                f"kuhn-poker cannot run a {type(task).__name__}; use tasks of the kuhn-poker taskset"
+            )
         async with AsyncExitStack() as table:
             seated: dict[int, vf.Interaction] = {}
             history = ""
@@ -59,7 +61,8 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
                 interaction.trace.info[HISTORY] = history
 
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
-        """Pay out. Metrics: `chips_player0` or `chips_player1`, and `forfeit` (1 for who wrote no action)."""
+        """Record rewards and metrics: `chips_player0` or `chips_player1`, and `forfeit` (1 for a player whose reply
+        was not an action)."""
         assert isinstance(task, KuhnPokerTask)
         for trace in episode.traces:
             history = trace.info[HISTORY]
@@ -67,5 +70,5 @@ class KuhnPokerEnv(vf.Env[KuhnPokerEnvConfig]):
             won = chips(task.data.deal, history) * (1 if player == 0 else -1)
             trace.record_reward("chips", won)
             trace.record_metric(f"chips_{trace.agent.name}", won)
-            last = 1 - to_act(history)
-            trace.record_metric("forfeit", history.endswith(FORFEIT) and last == player)
+            last_player = 1 - to_act(history)
+            trace.record_metric("forfeit", history.endswith(FORFEIT) and last_player == player)

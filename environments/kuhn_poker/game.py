@@ -1,49 +1,50 @@
-"""The rules of Kuhn poker (H. W. Kuhn, 1950).
+"""Rules of Kuhn poker (H. W. Kuhn, 1950).
 
-Three cards, J < Q < K; each of two players antes a chip and gets one card. They act in turn, player 0 first:
-bet (one chip) or pass. Two passes, or a bet that is called, end in a showdown; passing on a bet folds.
+There are three cards, J < Q < K. Each of two players antes one chip and receives one card. The players alternate,
+starting with player 0: bet one chip, or pass. The hand ends in a showdown after two passes or a called bet. Passing
+after a bet folds.
 """
 
 from itertools import permutations
 
 CARDS = "JQK"
-"""In rising order."""
+"""Cards in ascending order."""
 BET, PASS = "b", "p"
-"""To bet on a bet is to call it; to pass on one is to fold."""
+"""Actions. After a bet, `BET` calls and `PASS` folds."""
 FORFEIT = "x"
-"""In a history: the player wrote neither and loses the most that a hand can cost."""
+"""Mark in a history for a reply that is not an action. The player loses `MAX_CHIPS`."""
 DEALS: tuple[tuple[str, str], ...] = tuple((first, second) for first, second in permutations(CARDS, 2))
-"""The cards of player 0 and player 1, all equally likely."""
+"""Cards of player 0 and player 1 in each deal; all deals are equally likely."""
 DECISIONS = ("", "p", "b", "pb")
-"""Histories at which somebody has to act."""
+"""Histories after which a player has to act."""
 INFORMATION_SETS = tuple(card + history for history in DECISIONS for card in CARDS)
-"""All that a player may know when it acts: its own card, then the history, such as `Qpb`."""
-MOST = 2
-"""Chips that a hand can cost."""
+"""Information of a player at each decision: its own card followed by the history, such as `Qpb`."""
+MAX_CHIPS = 2
+"""Maximum number of chips that a player can lose in a hand."""
 
 
 def to_act(history: str) -> int:
-    """The player whose turn it is: 0 or 1."""
+    """Return the player that acts next: 0 or 1."""
     return len(history) % 2
 
 
 def is_over(history: str) -> bool:
-    """Whether nobody has to act any more."""
+    """Return True if the hand has ended."""
     return history not in DECISIONS
 
 
 def chips(deal: tuple[str, str], history: str) -> int:
-    """What player 0 wins at the end of a hand, and player 1 loses: -2 to 2.
+    """Return the chips that player 0 wins and player 1 loses in a finished hand, -2 to 2.
 
     Raises:
         ValueError: the hand is not over.
     """
     if not is_over(history):
         raise ValueError(f"the hand {history!r} is not over: player {to_act(history)} has to act")
-    last = 1 - to_act(history)
+    last_player = 1 - to_act(history)
     if history.endswith(FORFEIT):
-        return MOST if last == 1 else -MOST
-    if history.endswith(BET + PASS):
-        return 1 if last == 1 else -1
-    stake = MOST if history.endswith(BET) else 1
+        return MAX_CHIPS if last_player == 1 else -MAX_CHIPS
+    if history.endswith(BET + PASS):  # a fold
+        return 1 if last_player == 1 else -1
+    stake = MAX_CHIPS if history.endswith(BET) else 1
     return stake if CARDS.index(deal[0]) > CARDS.index(deal[1]) else -stake

@@ -1,6 +1,6 @@
-"""How good a strategy is, exactly.
+"""Exact values of strategies.
 
-A strategy (for both seats) is a table: the probability of a bet at each of the twelve information sets.
+A strategy for both seats is a table with the probability of a bet at each of the twelve information sets.
 """
 
 import math
@@ -13,8 +13,12 @@ Strategy = Mapping[str, float]
 
 
 def equilibrium(alpha: float = 0.0) -> dict[str, float]:
-    """A Nash equilibrium. There is one for every `alpha` in [0, 1/3], the probability with which player 0
-    bets on the jack first; player 1's half is unique. Player 0 loses 1/18 chip a hand (Kuhn, 1950)."""
+    """Return a Nash equilibrium. Player 0 loses 1/18 chip per hand (Kuhn, 1950).
+
+    Args:
+        alpha: probability in [0, 1/3] that player 0 opens with a bet on the jack. There is one equilibrium for each
+            value; the strategy of player 1 is unique.
+    """
     if not 0 <= alpha <= 1 / 3:
         raise ValueError(f"alpha must be in [0, 1/3], got {alpha}")
     return {
@@ -26,28 +30,30 @@ def equilibrium(alpha: float = 0.0) -> dict[str, float]:
 
 
 def expected_chips(strategy: Strategy) -> float:
-    """What player 0 wins in a hand on average when both seats play `strategy`; -1/18 at an equilibrium."""
+    """Return the expected chips of player 0 per hand if both seats play `strategy`; -1/18 at an equilibrium."""
     _check(strategy)
     return sum(_value(deal, "", strategy) for deal in DEALS) / len(DEALS)
 
 
 def exploitability(strategy: Strategy) -> float:
-    """How much a best response wins against `strategy` in a hand, in chips, averaged over the two seats:
-    `(max_s u_0(s, strategy) + max_s u_1(strategy, s)) / 2`. It is 0 at an equilibrium, positive elsewhere,
-    and half of what is called NashConv.
+    """Return the expected chips per hand of a best response to `strategy`, averaged over the two seats.
+
+    This is `(max_s u_0(s, strategy) + max_s u_1(strategy, s)) / 2`, half of NashConv: 0 at an equilibrium, positive
+    elsewhere.
 
     Args:
-        strategy: the probability of a bet at each of `INFORMATION_SETS`; other keys are ignored.
+        strategy: probability of a bet at each of `INFORMATION_SETS`. Other keys are ignored.
 
     Raises:
-        ValueError: a missing information set, or a probability outside [0, 1].
+        ValueError: an information set is missing, or a probability is outside [0, 1].
     """
     _check(strategy)
     return sum(_best_response(strategy, seat) for seat in (0, 1)) / 2
 
 
 def _best_response(strategy: Strategy, seat: int) -> float:
-    """The most that `seat` can win against `strategy`: the best of its 64 pure strategies."""
+    """Return the maximum expected chips of `seat` against `strategy`."""
+    # Some pure strategy is a best response, so it is enough to try all 2^6 of them.
     own = [card + history for history in DECISIONS if to_act(history) == seat for card in CARDS]
     pure = (dict(zip(own, bets, strict=True)) for bets in product((0.0, 1.0), repeat=len(own)))
     sign = 1 if seat == 0 else -1
@@ -55,7 +61,7 @@ def _best_response(strategy: Strategy, seat: int) -> float:
 
 
 def _value(deal: tuple[str, str], history: str, strategy: Strategy) -> float:
-    """What player 0 wins on average from here on."""
+    """Return the expected chips of player 0, given the deal and the history so far."""
     if is_over(history):
         return chips(deal, history)
     bet = strategy[deal[to_act(history)] + history]
@@ -65,8 +71,8 @@ def _value(deal: tuple[str, str], history: str, strategy: Strategy) -> float:
 
 def _check(strategy: Strategy) -> None:
     for key in INFORMATION_SETS:
-        share = strategy.get(key, math.nan)
-        if not 0 <= share <= 1:
+        bet = strategy.get(key, math.nan)
+        if not 0 <= bet <= 1:
             raise ValueError(
                 f"a strategy needs the probability of a bet, in [0, 1], at information set {key!r}; got "
                 f"{strategy.get(key)!r}"

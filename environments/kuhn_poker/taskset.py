@@ -1,4 +1,4 @@
-"""The `kuhn-poker` taskset: one deal a task."""
+"""The `kuhn-poker` taskset: one deal per task."""
 
 import random
 from collections.abc import Iterator
@@ -18,57 +18,58 @@ ACTIONS = {
     "check": PASS,
     "fold": PASS,
 }
-"""What a reply may say, in any case."""
+"""Action for each valid reply. Case is ignored."""
 
 
 class KuhnPokerConfig(vf.TasksetConfig):
-    """How many hands are dealt. There are no splits: the game has six deals."""
+    """Config of the `kuhn-poker` taskset. It has no splits, because the game has only six deals."""
 
     num_tasks: int = Field(600, ge=1)
-    """Hands. Every six in a row are the six deals in random order."""
+    """Number of hands. Each block of six hands has the six deals in random order."""
     seed: int = 0
-    """Shuffles the deals."""
+    """Seed of the order of the deals."""
     demonstrator_bets: float = Field(0.5, ge=0, le=1)
-    """How often a demonstration bets with a queen, and with any card where there is no tilt: by chance, so that it
-    teaches the form alone."""
+    """Probability that a demonstration bets with a queen. Without tilt, it applies to all cards, so that demonstrations
+    teach the format of a reply, but no strategy."""
     demonstrator_tilt: float = Field(0.0, ge=-0.5, le=0.5)
-    """How much more often it bets with a king, and less often with a jack, whatever happened so far: a beginner's whim
-    that makes a model look at its card, which a coin does not."""
+    """Increase of the betting probability for a king and decrease for a jack, regardless of the history. With a tilt,
+    the policy learns from demonstrations that its card matters."""
 
     @model_validator(mode="after")
-    def _are_chances(self) -> Self:
+    def _check_probabilities(self) -> Self:
         bets, tilt = self.demonstrator_bets, self.demonstrator_tilt
         if not abs(tilt) <= bets <= 1 - abs(tilt):
             raise ValueError(
-                f"demonstrator_bets ({bets}) tilted by demonstrator_tilt ({tilt}) leaves [0, 1]; a chance must not: "
-                "lower demonstrator_tilt"
+                f"demonstrator_bets ({bets}) plus or minus demonstrator_tilt ({tilt}) must be a probability in "
+                "[0, 1]; lower demonstrator_tilt"
             )
         return self
 
     def demonstrator_chance(self, card: str) -> float:
-        """How likely a demonstration bets with this card."""
+        """Return the probability that a demonstration bets with `card`."""
         return self.demonstrator_bets + self.demonstrator_tilt * (CARDS.index(card) - CARDS.index("Q"))
 
 
 class KuhnPokerData(vf.TaskData):
-    """One deal. `prompt` and `demonstration` show one decision in it; a seat sees its own prompt."""
+    """A deal. `prompt` and `demonstration` are one decision of it, for supervised fine-tuning; a seat of an episode has
+    its own prompt."""
 
     deal: tuple[str, str]
-    """The cards of player 0 and player 1, each one of J, Q, K."""
+    """Cards of player 0 and player 1: J, Q or K."""
     demonstration: str | None
-    """A legal action, for supervised training; None in a seat."""
+    """Demonstrated action, for supervised fine-tuning. None in the task of a seat."""
 
 
 class KuhnPokerTask(vf.Task[KuhnPokerData]):
-    """Graded by the environment when the hand is over."""
+    """Task graded by the environment when the hand is over."""
 
     def seat(self, information_set: str) -> "KuhnPokerTask":
-        """This deal as the player sees it who acts first at `information_set`."""
+        """Return the task of the player whose first decision is at `information_set`."""
         return self.with_data(prompt=information_set, demonstration=None)
 
 
 class KuhnPokerTaskset(vf.Taskset[KuhnPokerTask, KuhnPokerConfig]):
-    """Deals in balanced random order."""
+    """Deals in random order, equally often."""
 
     def load(self) -> Iterator[KuhnPokerTask]:
         generator = random.Random(self.config.seed)
@@ -89,8 +90,10 @@ class KuhnPokerTaskset(vf.Taskset[KuhnPokerTask, KuhnPokerConfig]):
 
 
 def conversation(information_set: str) -> list[dict[str, Any]]:
-    """The chat messages that ask for an action at one of `INFORMATION_SETS`; what the model answers to them
-    is its strategy there. A user message is the information set itself, an own earlier action a reply."""
+    """Return the chat messages that request an action at one of `INFORMATION_SETS`.
+
+    Each user message is the information set at that time, and the player's own earlier actions are the replies.
+    """
     card, history = information_set[0], information_set[1:]
     messages: list[dict[str, Any]] = []
     for length in range(to_act(history), len(history), 2):
@@ -100,5 +103,5 @@ def conversation(information_set: str) -> list[dict[str, Any]]:
 
 
 def read_action(reply: str) -> str:
-    """The action that a reply names, and nothing else; `FORFEIT` if it names none."""
+    """Return the action of a reply, or `FORFEIT` if the reply is not exactly one of `ACTIONS`."""
     return ACTIONS.get(reply.strip().lower(), FORFEIT)

@@ -1,4 +1,4 @@
-"""One proposal and the attempts at it."""
+"""Episode of one proposal and the attempts at it."""
 
 import asyncio
 
@@ -12,25 +12,28 @@ PROPOSER, SOLVER = "proposer", "solver"
 
 
 class ProposerSolverEnvConfig(vf.EnvConfig):
-    """Two roles. Each late-binds to the run's model; one that names a model or a client of its own is frozen
+    """Config of the two roles. A role uses the run's model unless it sets its own model or client; it is then frozen
     and does not train."""
 
     proposer: vf.AgentConfig = vf.AgentConfig()
-    """Writes the problem."""
+    """Agent that writes the problem."""
     solver: vf.AgentConfig = vf.AgentConfig()
-    """Tries to solve it, `n` times."""
+    """Agent that tries to solve the problem, `n` times."""
     n: int = Field(4, ge=1)
-    """Solver attempts at each proposed problem. They run one after another unless `max_concurrent_agents`
-    allows more."""
+    """Number of solver attempts per proposed problem. They run sequentially unless `max_concurrent_agents` allows
+    more."""
     train_proposer: bool = True
-    """Whether the proposer's traces train."""
+    """True if the proposer's traces train."""
     train_solver: bool = True
-    """Whether the solvers' traces train."""
+    """True if the solver's traces train."""
 
 
 class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):
-    """A solver earns 1 for the right answer. The proposer earns 0 for what is no problem of the kind that was
-    asked for, and `usefulness(share of solvers that were right)` for one that is."""
+    """One proposal and `n` attempts at it.
+
+    A solver's reward is 1 for the right answer. The proposer's reward is 0 for an invalid problem and
+    `usefulness(fraction of right answers)` for a valid one.
+    """
 
     async def setup(self, agents: vf.Agents) -> None:
         config = self.config
@@ -39,7 +42,9 @@ class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         if not isinstance(task, ProposerTask):
-            raise TypeError(f"proposer-solver plays its own tasks, not {type(task).__name__}")
+            raise TypeError(
+                f"proposer-solver cannot run a {type(task).__name__}; use tasks of its own taskset"
+            )
         proposal = await agents.proposer.run(task)
         problem = task.data.problem(proposal.last_reply)
         if not proposal.ok or problem is None:
@@ -50,11 +55,12 @@ class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):
                 attempts.create_task(agents.solver.run(attempt))
 
     async def finalize(self, task: vf.Task, episode: vf.Episode) -> None:
-        """Grade the proposer. Attempts that failed for another reason than a wrong answer do not count.
-        Metrics: `valid`, and `solved` (the share of right answers) of a valid problem.
+        """Grade the proposer. Attempts that ended with an error do not count.
+
+        Metrics: `valid`, and for a valid problem `solved` (fraction of right answers).
 
         Raises:
-            RuntimeError: no attempt came to an end, so that nobody knows how useful the problem was.
+            RuntimeError: all attempts ended with an error, so the proposal cannot be graded.
         """
         (proposal,) = episode.by_agent[PROPOSER]
         if not proposal.ok:
@@ -66,13 +72,16 @@ class ProposerSolverEnv(vf.Env[ProposerSolverEnvConfig]):
             return
         rewards = [trace.reward for trace in attempts if trace.ok]
         if not rewards:
-            raise RuntimeError(f"all {len(attempts)} solver attempts failed; the proposal cannot be graded")
+            raise RuntimeError(f"cannot grade the proposal: all {len(attempts)} solver attempts failed")
         solved = sum(rewards) / len(rewards)
         proposal.record_metric("solved", solved)
         proposal.record_reward("usefulness", usefulness(solved))
 
 
 def usefulness(solved: float) -> float:
-    """1/2 + 2 p (1 - p) for the share p of solvers that were right: 1 if half of them were, which teaches
-    the most (the variance of a solver's reward is p (1 - p)), 1/2 if all or none were."""
+    """Return 1/2 + 2 p (1 - p) for the fraction p of right answers.
+
+    It is 1 for p = 1/2, where the variance p (1 - p) of a solver's reward and with it the training signal is largest,
+    and 1/2 for p = 0 or 1.
+    """
     return 0.5 + 2 * solved * (1 - solved)

@@ -1,4 +1,4 @@
-"""The `proposer-solver` taskset: what a problem must look like."""
+"""The `proposer-solver` taskset: requirements for a proposed problem."""
 
 import random
 from collections.abc import Iterator
@@ -12,42 +12,46 @@ from braid_tasks import DrawnConfig
 
 
 class ProposerSolverConfig(DrawnConfig):
-    """Which problems are asked for. The splits share no pair of operator and largest operand."""
+    """Config of the `proposer-solver` taskset. The splits share no pair of operator and limit."""
 
     operators: str = Field("+-*", pattern=r"^[-+*]+$")
-    """Operators that source tasks are drawn from, uniformly."""
+    """Operators to draw from, uniformly."""
     smallest_limit: int = Field(5, ge=1)
-    """Lower end of what a source task allows as its largest operand."""
+    """Minimum of the limit, which is the largest operand that a source task allows."""
     largest_limit: int = Field(99, ge=1, lt=1_000_000_000)
-    """Upper end."""
+    """Maximum of the limit."""
     prompt: str = "{operator}{limit}"
-    """The proposer's user message; `{operator}` and `{limit}` stand for what the source task asks for."""
+    """Template of the proposer's user message. `{operator}` and `{limit}` are replaced by those of the task."""
     solver_prompt: str = "{problem}="
-    """The solver's user message; `{problem}` stands for the proposed expression."""
+    """Template of the solver's user message. `{problem}` is replaced by the proposed expression."""
 
     @model_validator(mode="after")
-    def _can_be_asked(self) -> Self:
+    def _check_limits_and_prompt(self) -> Self:
         if self.largest_limit < self.smallest_limit:
             raise ValueError(
-                f"largest_limit ({self.largest_limit}) is smaller than smallest_limit ({self.smallest_limit})"
+                f"largest_limit ({self.largest_limit}) is smaller than smallest_limit ({self.smallest_limit}); "
+                "raise largest_limit or lower smallest_limit"
             )
         if "{problem}" not in self.solver_prompt:
-            raise ValueError(f"solver_prompt {self.solver_prompt!r} does not contain {{problem}}")
+            raise ValueError(
+                f"solver_prompt {self.solver_prompt!r} does not contain {{problem}}, so the problem would be missing "
+                "from the user message; add it"
+            )
         return self
 
 
 class ProposerData(vf.TaskData):
-    """One source task: propose a problem with this operator and operands in [0, limit]."""
+    """Source task: propose a problem with this operator and operands in [0, limit]."""
 
     operator: str
     limit: int
     solver_prompt: str
     demonstration: str
-    """A random valid problem, for supervised training."""
+    """Random valid problem, for supervised fine-tuning."""
 
     def problem(self, reply: str) -> Expression | None:
-        """The problem that a reply proposes and nothing else, such as `7+12`; None if it is none of this
-        source task."""
+        """Return the proposed problem, such as `7+12`. None if the reply is not exactly one valid problem of this
+        task."""
         expression = Expression.parse(reply)
         if expression is None or expression.operators != self.operator:
             return None
@@ -55,10 +59,10 @@ class ProposerData(vf.TaskData):
 
 
 class ProposerTask(vf.Task[ProposerData]):
-    """Graded by the environment when the solvers have tried."""
+    """Task graded by the environment after the attempts of the solver."""
 
     def solver_task(self, expression: Expression) -> ArithmeticTask:
-        """The proposed problem as a task of the solver's."""
+        """Return the proposed problem as a task for the solver."""
         return ArithmeticTask(
             ArithmeticData(
                 idx=self.data.idx,

@@ -1,4 +1,4 @@
-"""The task generators of the public package `reasoning-gym`, which must be installed."""
+"""Task generators of the public package `reasoning-gym`, an optional dependency."""
 
 from reasoning_gym_tasks.taskset import (
     ReasoningGymConfig,

@@ -1,4 +1,4 @@
-"""The `reasoning-gym-tasks` taskset: one generator of `reasoning-gym`, which also grades."""
+"""The `reasoning-gym-tasks` taskset: tasks and grading of one generator of `reasoning-gym`."""
 
 import functools
 import json
@@ -19,68 +19,76 @@ from braid_tasks import DrawnConfig
 logger = logging.getLogger(__name__)
 
 MAX_SEED = 2**31
-"""Seeds of single tasks lie below."""
+"""Exclusive upper bound of the seeds of individual tasks."""
 RESERVED = ("seed", "size")
-"""Parameters of a generator that the taskset sets."""
+"""Parameters of a generator that the taskset sets itself."""
 
 
 class ReasoningGymConfig(DrawnConfig):
-    """Which generator, and how it is set."""
+    """Config of the `reasoning-gym-tasks` taskset."""
 
     dataset: str = "chain_sum"
     """Name of a generator, such as `chain_sum`, `leg_counting` or `mini_sudoku`."""
     params: dict[str, Any] = Field(default_factory=dict)
-    """Its parameters, such as `{max_terms = 3}`."""
+    """Parameters of the generator, such as `{max_terms = 3}`."""
     prompt: str = "{question}"
-    """The user message; `{question}` stands for the question. A reply that writes `<answer>...</answer>` is
-    graded by what stands between the last such tags, any other as a whole."""
+    """Template of the user message. `{question}` is replaced by the question. Only the text between the last
+    `<answer>...</answer>` of a reply is graded, or the whole reply if it has no such tags."""
 
     @model_validator(mode="after")
-    def _can_be_made(self) -> Self:
+    def _check_generator_and_prompt(self) -> Self:
         if self.dataset not in DATASETS:
             similar = get_close_matches(self.dataset, DATASETS, n=3)
-            hint = f"; did you mean {' or '.join(similar)}?" if similar else f"; there are {len(DATASETS)}"
-            raise ValueError(f"reasoning-gym has no dataset {self.dataset!r}{hint}")
-        if taken := [name for name in RESERVED if name in self.params]:
-            raise ValueError(f"params {taken} are set by the taskset; use its seed and num_tasks")
+            hint = (
+                f"did you mean {' or '.join(similar)}?"
+                if similar
+                else f"choose one of the {len(DATASETS)} names in reasoning_gym.factory.DATASETS"
+            )
+            raise ValueError(f"reasoning-gym has no dataset {self.dataset!r}; {hint}")
+        if reserved := [name for name in RESERVED if name in self.params]:
+            raise ValueError(f"params {reserved} are set by the taskset; use its seed and num_tasks")
         try:
             make_entry(self.dataset, json.dumps(self.params), 0)
         except (AssertionError, TypeError, ValueError) as error:
-            raise ValueError(f"params {self.params} do not suit {self.dataset!r}: {error}") from None
+            raise ValueError(f"params {self.params} are invalid for {self.dataset!r}: {error}") from None
         if "{question}" not in self.prompt:
-            raise ValueError(f"prompt {self.prompt!r} does not contain {{question}}")
+            raise ValueError(
+                f"prompt {self.prompt!r} does not contain {{question}}, so the question would be missing from the "
+                "user message; add it"
+            )
         return self
 
 
 class ReasoningGymData(vf.TaskData):
-    """One question. What the generator needs to grade it is made again from the seed: not all of it is JSON."""
+    """A question. Its entry, which the generator needs for grading, is regenerated from the seed, because entries may
+    contain values that JSON cannot represent."""
 
     dataset: str
     params: str
-    """The generator's parameters, as JSON."""
+    """Parameters of the generator, as JSON."""
     entry_seed: int
     demonstration: str | None
-    """A right answer, for supervised training; None where the generator tells none."""
+    """Right answer, for supervised fine-tuning. None if the generator does not provide one."""
 
 
 class ReasoningGymTask(vf.Task[ReasoningGymData]):
-    """Graded by the generator."""
+    """Task graded by the generator."""
 
     @vf.reward
     async def correct(self, trace: vf.Trace) -> float:
-        """The generator's own score of the answer, in [0, 1]; 0 for an answer that it cannot read."""
+        """Return the generator's score of the answer, in [0, 1]. It is 0 for an answer that cannot be parsed."""
         data, reply = self.data, trace.last_reply
         generator, entry = make_entry(data.dataset, data.params, data.entry_seed)
         answer = extract_answer(reply)
         try:
             return float(generator.score_answer(reply if answer is None else answer, entry))
-        except Exception:  # some generators raise whatever parsing raises
-            logger.info("dataset %s cannot read an answer", data.dataset, exc_info=True)
+        except Exception:  # some generators do not catch errors of their parsers, which can be of any type
+            logger.info("dataset %s cannot parse an answer; its score is 0", data.dataset, exc_info=True)
             return 0.0
 
 
 class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
-    """Questions of one generator. The question decides on the split."""
+    """Questions of one generator. A hash of the question decides its split."""
 
     def load(self) -> Iterator[ReasoningGymTask]:
         config, params = self.config, json.dumps(self.config.params)
@@ -102,10 +110,10 @@ class ReasoningGymTaskset(vf.Taskset[ReasoningGymTask, ReasoningGymConfig]):
 
 @functools.lru_cache(maxsize=4096)
 def make_entry(dataset: str, params: str, seed: int) -> tuple[ProceduralDataset, dict[str, Any]]:
-    """A generator and its entry of this seed. The same arguments give the same entry.
+    """Return a generator and its entry for this seed. The same arguments always give the same entry.
 
     Raises:
-        AssertionError, TypeError, ValueError: `params` (JSON) do not suit the generator.
+        AssertionError, TypeError, ValueError: `params` (JSON) are invalid for the generator.
     """
     generator = create_dataset(dataset, seed=seed, size=1, **json.loads(params))
     return generator, generator[0]

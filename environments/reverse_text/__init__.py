@@ -1,4 +1,4 @@
-"""Write a text backwards: a procedural taskset that a model of a million parameters learns in minutes."""
+"""Write a text backwards: a procedural taskset that a model with a million parameters learns in minutes."""
 
 from reverse_text.taskset import ReverseTextConfig, ReverseTextData, ReverseTextTask, ReverseTextTaskset
 

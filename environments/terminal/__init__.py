@@ -1,5 +1,5 @@
-"""Small errands in a shell: a simulated one, in which no process is started and every file is in memory, or that of the
-agent's own harness."""
+"""Small tasks in a shell: a simulated shell that keeps files in memory and starts no process, or the shell of the
+agent's harness."""
 
 from terminal.env import TerminalEnv, TerminalEnvConfig
 from terminal.shell import Shell

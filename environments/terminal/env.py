@@ -1,4 +1,4 @@
-"""Who may play `terminal`: an agent that can run commands."""
+"""The `terminal` environment, for agents that can run commands."""
 
 import verifiers.v1 as vf
 from pydantic import field_validator
@@ -6,28 +6,28 @@ from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
 from verifiers.v1.utils.loaders import harness_class
 
 SIMULATED = "braid-chat"
-"""The harness that offers the task's own tool, the simulated shell."""
+"""Harness that offers the tool of the task, the simulated shell."""
 
 
 def uses_real_shell(harness: vf.HarnessConfig | None) -> bool:
-    """Whether an agent with this harness runs its commands in its runtime; False: in the simulated shell.
+    """Return True if the harness runs commands in the agent's runtime, False if in the simulated shell.
 
     Raises:
-        ValueError: the harness offers neither, so that the agent could do nothing.
+        ValueError: the harness offers neither, so the agent could not run commands.
     """
     name = harness.id if harness is not None else SIMULATED
     if name == SIMULATED:
         return False
     if not harness_class(name).EXECUTES_CODE:
         raise ValueError(
-            f"harness {name!r} gives the agent no shell: set harness.id = {SIMULATED!r} (or leave it out) for the "
-            'simulated one, or name a harness that runs commands itself, such as "bash"'
+            f"harness {name!r} gives the agent no shell: set harness.id = {SIMULATED!r} (the default) for the "
+            'simulated shell, or choose a harness that runs commands, such as "bash"'
         )
     return True
 
 
 class TerminalEnvConfig(SingleAgentEnvConfig):
-    """One agent runs the errands."""
+    """Config of the environment, which has one agent."""
 
     @field_validator("agent")
     @classmethod
@@ -37,7 +37,7 @@ class TerminalEnvConfig(SingleAgentEnvConfig):
 
 
 class TerminalEnv(vf.Env[TerminalEnvConfig]):
-    """An errand, run once."""
+    """One agent working on one task."""
 
     async def run(self, task: vf.Task, agents: vf.Agents) -> None:
         await agents.agent.run(task)

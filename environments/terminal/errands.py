@@ -1,4 +1,4 @@
-"""What a terminal task asks for."""
+"""Errands, the random tasks of `terminal`."""
 
 import random
 from collections.abc import Callable
@@ -7,37 +7,37 @@ from typing import Literal
 
 Goal = Literal["read", "find", "move", "write"]
 DONE = "done"
-"""What a demonstrator replies when the errand asks for no answer."""
+"""Demonstrated reply of an errand without an answer."""
 _WORDS = """
 fig kiwi lime pear plum apple grape lemon mango melon olive peach bean corn kale leek okra onion
 bee bat cat cow dog elk emu fox hen owl pig ram rat yak ant bear crab deer duck frog goat hawk
 ink map pen cup jar key lid mug net oar pan rug saw tub urn van axe bell
 """
 WORDS = tuple(_WORDS.split())
-"""Words that file contents are made of."""
+"""Possible contents of files."""
 NAMES = tuple("abcdefghijklmnopqrstuvwxyz")
-"""Names of files."""
+"""Possible names of files."""
 
 
 @dataclass(frozen=True)
 class Errand:
-    """One task: files at the start, and what must be so at the end."""
+    """A request with the files at the start and the files required at the end."""
 
     goal: Goal
     request: str
     """The user message."""
     files: dict[str, str]
-    """Files at the start, by name; each holds one word and a newline."""
+    """Files at the start, by name. Each contains one word and a newline."""
     wanted: dict[str, str]
-    """Files at the end."""
+    """Required files at the end, by name."""
     answer: str | None
-    """The reply that is asked for; None if any will do."""
+    """Required reply. None if any reply is accepted."""
     command: str
-    """A command that does it."""
+    """Command that completes the errand."""
 
 
 def draw_errand(goal: Goal, generator: random.Random, num_files: int) -> Errand:
-    """A random errand with this goal among `num_files` files of different names and words."""
+    """Draw an errand with this goal and `num_files` files with different names and words."""
     names = generator.sample(NAMES, num_files + 1)
     words = generator.sample(WORDS, num_files + 1)
     new_name, new_word = names.pop(), words.pop()

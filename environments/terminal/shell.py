@@ -1,24 +1,24 @@
-"""A shell over one folder of text files, all in memory."""
+"""A simulated shell with one folder of text files in memory."""
 
 import shlex
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 
 MAX_OUTPUT = 2000
-"""Characters of output that are shown; the rest is cut off."""
+"""Maximum length of the output in characters; longer output is truncated."""
 MAX_FILE = 10_000
-"""Characters that a file may hold."""
+"""Maximum length of a file in characters."""
 
 
 class ShellError(Exception):
-    """What a command prints when it fails."""
+    """Failure of a command; the message is its output."""
 
 
 class Shell:
-    """Runs one command at a time on `files` (name to content), which it changes in place.
+    """Shell that runs single commands on `files` (name to content), which are modified in place.
 
-    Commands: `ls`, `cat`, `head`, `wc`, `grep`, `echo`, `touch`, `rm`, `mv`, `cp`. `*` and `?` stand for file
-    names; `> file` and `>> file` take the output. There are no folders, pipes, variables or options.
+    Commands: `ls`, `cat`, `head`, `wc`, `grep`, `echo`, `touch`, `rm`, `mv`, `cp`. The wildcards `*` and `?` and the
+    redirections `> file` and `>> file` are supported. There are no folders, pipes, variables or options.
     """
 
     def __init__(self, files: dict[str, str]) -> None:
@@ -37,10 +37,10 @@ class Shell:
         }
 
     def run(self, command: str) -> str:
-        """The output of `command`, without a final newline.
+        """Run `command` and return its output without the final newline.
 
         Raises:
-            ShellError: the command failed; the files are as before.
+            ShellError: the command failed. The files are unchanged.
         """
         words, target, append = self._parse(command)
         if not words:
@@ -55,7 +55,7 @@ class Shell:
         return ""
 
     def _parse(self, command: str) -> tuple[list[str], str | None, bool]:
-        """Words before a redirection, the file that it names, and whether it appends."""
+        """Return the words before a redirection, its target file or None, and True if it appends."""
         lexer = shlex.shlex(command, posix=True, punctuation_chars=True)
         lexer.whitespace_split = True
         lexer.commenters = ""
@@ -63,8 +63,8 @@ class Shell:
             words = list(lexer)
         except ValueError as error:
             raise ShellError(f"syntax error: {error}") from None
-        if refused := [word for word in words if word[0:1] in set(";<>|&()") and word not in (">", ">>")]:
-            raise ShellError(f"syntax error: {refused[0]} is not supported")
+        if unsupported := [word for word in words if word[0:1] in set(";<>|&()") and word not in (">", ">>")]:
+            raise ShellError(f"syntax error: {unsupported[0]} is not supported")
         for sign in (">", ">>"):
             if sign in words:
                 start = words.index(sign)

@@ -1,4 +1,4 @@
-"""The `terminal` taskset: run an errand in a shell, then report."""
+"""The `terminal` taskset: complete an errand in a shell, then report."""
 
 import json
 import random
@@ -16,43 +16,43 @@ from terminal.shell import Shell, ShellError
 
 
 class TerminalConfig(DrawnConfig):
-    """Which errands are asked for. The splits share no errand."""
+    """Config of the `terminal` taskset. The splits share no errand."""
 
     goals: list[Goal] = Field(["read", "find", "move", "write"], min_length=1)
-    """Kinds of errands, drawn uniformly: read a file, find the file that holds a word, rename a file, write
-    a word into one."""
+    """Kinds of errands, drawn uniformly: read a file, find the file that contains a word, rename a file, write a word
+    into a file."""
     num_files: int = Field(3, ge=1, lt=len(NAMES))
-    """Files at the start."""
+    """Number of files at the start."""
     max_commands: int = Field(6, ge=1)
-    """Commands after which a task ends."""
+    """Maximum number of commands. The episode ends when it is reached."""
 
 
 class TerminalState(vf.State):
-    """The shell of one rollout."""
+    """Shell of one rollout."""
 
     files: dict[str, str] = Field(default_factory=dict)
-    """As they are; in a real shell, as they were found at the end."""
+    """Current files of the simulated shell, or the final files of a real shell, by name."""
     failed: int = 0
-    """Commands that the simulated shell refused."""
+    """Number of commands that failed in the simulated shell."""
 
 
 class TerminalData(vf.TaskData):
-    """One errand."""
+    """An errand."""
 
     goal: Goal
     files: dict[str, str]
     """Files at the start, by name."""
     wanted: dict[str, str]
-    """Files at the end."""
+    """Required files at the end, by name."""
     answer: str | None
-    """The reply that is asked for; None if any will do."""
+    """Required reply. None if any reply is accepted."""
     max_commands: int
     demonstration: list[dict[str, Any]]
-    """A command that does it, its output, and the report."""
+    """Demonstrated dialogue: a command that completes the errand, its output, and the report."""
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """Declarations of the tools that the demonstration uses."""
+        """Schemas of the tools that the demonstration uses."""
         return tool_schemas(self)
 
     @tool
@@ -66,17 +66,17 @@ class TerminalData(vf.TaskData):
 
 
 class TerminalTask(vf.Task[TerminalData, TerminalState]):
-    """Graded by the files at the end and by the report."""
+    """Task graded by the final files and the report."""
 
     async def setup(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Lay the files out, in memory or in the folder of the agent's runtime."""
+        """Create the files, in memory or in the folder of the agent's runtime."""
         trace.state.files = dict(self.data.files)
         if uses_real_shell(trace.agent.config.harness):
             for name, text in self.data.files.items():
                 await runtime.write(name, text.encode())
 
     async def finalize(self, trace: vf.Trace, runtime: vf.Runtime) -> None:
-        """Look at what became of the files that matter."""
+        """Read the final files from the agent's runtime if it has a real shell."""
         if uses_real_shell(trace.agent.config.harness):
             names = self.data.files | self.data.wanted
             found = {name: await runtime.run(["cat", name], {}) for name in names}
@@ -84,24 +84,25 @@ class TerminalTask(vf.Task[TerminalData, TerminalState]):
 
     @vf.stop
     async def out_of_commands(self, trace: vf.Trace) -> bool:
-        """Whether the task has used up its commands."""
+        """Return True when the maximum number of commands is reached."""
         return count_commands(trace) >= self.data.max_commands
 
     @vf.reward
     async def done(self, trace: vf.Trace) -> float:
-        """1 if every file is as wanted and the reply is the answer that was asked for, else 0."""
+        """Return 1 if the files are as required and the reply is the answer (if one is required), else 0."""
         answered = self.data.answer is None or trace.last_reply == self.data.answer
         return float(answered and trace.state.files == self.data.wanted)
 
     @vf.metric
     async def commands(self, trace: vf.Trace) -> dict[str, float]:
-        """How many commands were called for, how many of them the simulated shell refused, and the reward by goal."""
+        """Return the number of commands, the number of those that failed in the simulated shell, and the reward by
+        goal."""
         counts = {"commands": float(count_commands(trace)), "failed_commands": float(trace.state.failed)}
         return counts | {f"done_{self.data.goal}": await self.done(trace)}
 
 
 class TerminalTaskset(vf.Taskset[TerminalTask, TerminalConfig]):
-    """Random errands among a few files."""
+    """Random errands with a few files."""
 
     def load(self) -> Iterator[TerminalTask]:
         for errand in self.config.draw(self._draw, key=lambda errand: f"{errand.request} {errand.files}"):
@@ -121,7 +122,7 @@ class TerminalTaskset(vf.Taskset[TerminalTask, TerminalConfig]):
 
 
 def count_commands(trace: vf.Trace) -> int:
-    """Tool calls of the agent, readable or not."""
+    """Return the number of the agent's tool calls, malformed ones included."""
     return sum(len(message.tool_calls or ()) for message in trace.assistant_messages)
 
 

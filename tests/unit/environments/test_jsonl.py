@@ -72,10 +72,10 @@ def test_splits_share_nothing_and_lose_nothing(data: Path) -> None:
     ("line", "words"),
     [
         ("{", "line 2 is not JSON"),
-        ("[]", "no JSON object with a 'prompt'"),
-        ({"text": "a"}, "no JSON object with a 'prompt'"),
+        ("[]", "not a JSON object with a field 'prompt'"),
+        ({"text": "a"}, "not a JSON object with a field 'prompt'"),
         ({"prompt": 3}, "line 2: field prompt"),
-        ({"prompt": "a", "timeout": "soon"}, "field timeout is no task field"),
+        ({"prompt": "a", "timeout": "soon"}, "field timeout is invalid"),
     ],
 )
 def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: dict | str, words: str) -> None:
@@ -85,7 +85,7 @@ def test_a_line_that_is_no_task_is_named(tmp_path: Path, line: dict | str, words
 
 
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="is no file"):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl is not a file"):
         tasks("jsonl", path=str(tmp_path / "none.jsonl"))
 
 

@@ -53,8 +53,8 @@ async def test_an_answer_that_the_generator_cannot_read_is_wrong() -> None:
     ("keys", "words"),
     [
         ({"dataset": "chain_sums"}, "did you mean chain_sum"),
-        ({"params": {"max_term": 3}}, "do not suit 'chain_sum'"),
-        ({"params": {"max_terms": 0}}, "do not suit 'chain_sum'"),
+        ({"params": {"max_term": 3}}, "'max_term': 3.* invalid for 'chain_sum'"),
+        ({"params": {"max_terms": 0}}, "'max_terms': 0.* invalid for 'chain_sum'"),
         ({"params": {"seed": 3}}, "set by the taskset"),
         ({"prompt": "?"}, "does not contain {question}"),
     ],
