@@ -1,4 +1,4 @@
-"""Post-training of language models with reinforcement learning: one algorithm per environment, one trainer.
+"""Post-training of language models with reinforcement learning.
 
 Exports the Python API `run`, `environment` and `Loop` (docs/python.md), imported on first use.
 Start with `cli.py` for commands, `api/` for Python and docs/architecture.md for the layers.

@@ -1,4 +1,4 @@
-"""`braid`: the commands. Nothing heavy is imported before a command is known."""
+"""Entry point of `braid`. Imports only what the selected command needs, so that `--help` is fast."""
 
 import sys
 
@@ -13,18 +13,21 @@ Post-train language models with reinforcement learning.
 commands:
 {commands}
 
-`braid COMMAND --help` lists every key. Files are TOML or YAML; later files win, then flags.
-`--dry-run` prints the resolved config and starts nothing."""
+`braid COMMAND --help` lists every key. Files are TOML or YAML. Later files override earlier ones, and flags override
+files. `--dry-run` prints the resolved config and starts nothing."""
 
 
 def usage() -> str:
-    """The text of `braid --help`."""
+    """Return the text of `braid --help`."""
     width = max(map(len, COMMANDS)) + 2
     return USAGE.format(commands="\n".join(f"  {name:<{width}}{text}" for name, text in COMMANDS.items()))
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run a command; returns its exit code: 0 done, 1 failed, 2 bad configuration, 130 interrupted, 143 terminated."""
+    """Run a command and return its exit code.
+
+    The exit code is 0 on success, 1 on failure, 2 for an invalid configuration, 130 if interrupted, 143 if terminated.
+    """
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help"):
         print(usage())
@@ -43,8 +46,8 @@ def main(argv: list[str] | None = None) -> int:
         for line in str(error).splitlines():
             print(f"braid {args[0]}: error: {line}", file=sys.stderr)
         return 2
-    except BrokenPipeError:  # somebody looked at the first lines only, with `head` say
-        sys.stdout = None  # or closing it at exit would fail again
+    except BrokenPipeError:  # the reader closed the pipe, as `head` does
+        sys.stdout = None  # otherwise flushing it at exit would fail again
         return 1
     except Terminated:
         print("terminated", file=sys.stderr)
@@ -55,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def unknown_command(name: str) -> int:
-    """Say which command was meant; exit code 2."""
+    """Print an error with the closest command and return exit code 2."""
     from difflib import get_close_matches
 
     nearest = get_close_matches(name, COMMANDS, n=1)

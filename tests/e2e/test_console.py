@@ -29,7 +29,7 @@ close_timeout = 0.5
 type = "custom"
 import_path = "tracker_examples:Writes"
 """
-FAILED = "tracker custom failed, training goes on: RuntimeError: the tracker's server is on fire"
+FAILED = "tracker custom failed, training continues: RuntimeError: the tracker's server is on fire"
 
 
 def test_no_tracker_stops_a_run(tiny_model_dir: Path, tmp_path: Path) -> None:
@@ -48,7 +48,7 @@ def test_no_tracker_stops_a_run(tiny_model_dir: Path, tmp_path: Path) -> None:
         process.kill()
     output = launch.output.read_text()
     assert "tracker custom ended with exit code 1: RuntimeError: the tracker's server is on fire" in output
-    assert "tracker custom_2 was not ready 0.5 s after the end" in output
+    assert "tracker custom_2 did not finish within 0.5 s of the end" in output
     done = launch.run.checkpoints()[-1]
     received = (launch.run.trackers / "custom_3" / "told.txt").read_text().splitlines()
     assert received[-1] == "closed interrupted"
@@ -56,7 +56,9 @@ def test_no_tracker_stops_a_run(tiny_model_dir: Path, tmp_path: Path) -> None:
         assert sum(line.startswith(f"{step} ") for line in received) == 2  # of orchestrator and trainer
 
     resumed = launch.finish("--max-steps", str(done + 1), "--resume", "--quiet")
-    assert "step " not in resumed.replace(f"after step {done}", "") and f"done: {done + 1} steps" in resumed
+    assert (
+        "step " not in resumed.replace(f"after step {done}", "") and f"Finished {done + 1} steps" in resumed
+    )
     received = (launch.run.trackers / "custom_3" / "told.txt").read_text().splitlines()
     assert received[-1] == "closed done"
     assert f"opened run after {done} with" in "\n".join(received)
@@ -89,7 +91,7 @@ def test_a_terminal_gets_a_dashboard(tiny_model_dir: Path, tmp_path: Path) -> No
     reader.join(10)
     os.close(terminal)
     text = shown.decode()
-    assert "starting: models are loaded" in text
+    assert "starting: loading models" in text
     assert "waits for the batch of step 1" in text and "serves v0" in text
     assert f"step {STEPS}/{STEPS}" in text and "groups without signal" in text and "reverse-text" in text
     assert json.loads(launch.run.live.read_text())["most_episodes"] > 0

@@ -109,6 +109,6 @@ async def test_a_loop_works_where_an_event_loop_runs_and_does_not_hang(
 def test_what_one_process_cannot_do_is_refused(
     tiny_model_dir: Path, tmp_path: Path, keys: dict[str, Any], path: str
 ) -> None:
-    with pytest.raises(ConfigError, match=f"{path}: is .* a Loop trains in this process alone"):
+    with pytest.raises(ConfigError, match=f"{path}: is .* a Loop trains in a single process"):
         braidrl.Loop(config_of(tmp_path / "run", tiny_model_dir) | keys)
     assert not (tmp_path / "run").exists()

@@ -82,7 +82,7 @@ def test_the_quickstart_on_two_nodes_survives_the_loss_of_actors(
     output = launch.output.read_text()
     for name in (*SERVERS, "trainer"):
         assert f"{name} was lost with its actor" in output
-    assert "the run goes on after step" in output
+    assert "resuming after step" in output
     for process in ("trainer", "orchestrator"):
         assert [row["step"] for row in launch.rows(process)] == list(range(1, STEPS + 1))
     assert check_accounts(launch.run)["trained"] > 0

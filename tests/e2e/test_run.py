@@ -37,7 +37,7 @@ def test_default_run_is_one_step_overlapped(launch: Launch) -> None:
 
 def test_a_run_shows_its_steps_and_is_recorded(launch: Launch) -> None:
     output = launch.output.read_text()
-    assert f"step {STEPS}/{STEPS}" in output and f"done: {STEPS} steps" in output
+    assert f"step {STEPS}/{STEPS}" in output and f"Finished {STEPS} steps" in output
     assert outcome(launch.run).status == "done"
     (record,) = read_record(launch.run)
     assert record.status == "done" and "--max_steps" in record.command

@@ -35,8 +35,8 @@ def test_the_script_runs_a_whole_job(
     nodes = ("--launcher", "slurm", "--slurm.nodes", "3", "--slurm.cpus_per_task", "1")
     output = launch.finish("--max_steps", str(STEPS), "--inference.replicas", "2", *nodes, timeout=280.0)
 
-    assert "submitted" in output and "progress stands in" in output
-    assert f"done: {STEPS} steps" in job.read_text(), launch.report() + job.read_text()
+    assert "submitted" in output and "progress is logged to" in output
+    assert f"Finished {STEPS} steps" in job.read_text(), launch.report() + job.read_text()
     places = {
         words[4].split("=")[1]: words[3] for line in steps.read_text().splitlines() if (words := line.split())
     }

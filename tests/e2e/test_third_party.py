@@ -65,7 +65,7 @@ def test_an_installed_algorithm_and_loss_are_listed_resolved_and_trained(
     settings = (*SETTINGS, *loss, "--model.path", str(tiny_model_dir))
     with commands(site) as braid:
         shown = " ".join(braid("algorithms").stdout.split())
-        assert "source: GRPO (arXiv:2402.03300), within bounds comes from: braid-cut-mean 0.1.0" in shown
+        assert "source: GRPO (arXiv:2402.03300), clipped comes from: braid-cut-mean 0.1.0" in shown
         assert "parameters: bound = 1.0" in shown
         done = braid("rl", "@", str(launch.config), *settings, "--dry-run")
         (source,) = tomllib.loads(done.stdout)["orchestrator"]["train"]["source"]

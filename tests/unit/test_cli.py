@@ -1,4 +1,4 @@
-"""The command line: quick answers, one clear error each, nothing overwritten."""
+"""The command line: fast help, one error line per mistake, no overwritten files."""
 
 import subprocess
 import sys
@@ -14,7 +14,7 @@ HEAVY = ("torch", "transformers", "verifiers")
 
 
 def loaded_after(*commands: list[str]) -> list[set[str]]:
-    """Heavy modules that are loaded once `braid ARGS` has answered, for each of `commands`, run in one new process."""
+    """Run `braid ARGS` for each of `commands` in one new process, and return the heavy modules loaded after each."""
     code = f"""
 import sys
 from braidrl.cli import main
@@ -68,7 +68,7 @@ def test_braid_runs_as_a_module() -> None:
         (["--resume", "--clean"], "give one of them"),
     ],
 )
-def test_bad_configuration_is_one_clear_error(
+def test_invalid_configuration_is_a_one_line_error(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["rl", "@", str(RECIPE), *flags]) == 2
@@ -87,7 +87,9 @@ def test_unknown_key_names_its_file(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert str(extra) in error
 
 
-def test_wrong_environment_key_has_its_whole_path(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_environment_key_has_its_full_path(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = tmp_path / "rl.toml"
     config.write_text(RECIPE.read_text().replace("env.taskset.num_tasks", "env.taskset.num_task"))
     assert main(["rl", "@", str(config), "--dry-run"]) == 2
@@ -96,12 +98,12 @@ def test_wrong_environment_key_has_its_whole_path(tmp_path: Path, capsys: pytest
     assert "num_tasks" in error
 
 
-def test_unknown_command_is_corrected(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_command_suggests_the_closest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["quikstart"]) == 2
     assert "did you mean `braid quickstart`" in capsys.readouterr().err
 
 
-def test_later_files_win_then_flags(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_later_files_and_flags_take_precedence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = tmp_path / "a.toml", tmp_path / "b.toml"
     first.write_text('[model]\npath = "m"\n[optim]\nlr = 0.5\n[scheduler]\nwarmup_steps = 7\n')
     second.write_text("[optim]\nlr = 0.25\n")
@@ -122,6 +124,6 @@ def test_run_folder_is_never_overwritten(tmp_path: Path, capsys: pytest.CaptureF
     assert (tmp_path / "run" / "precious.txt").read_text() == "mine"
 
 
-def test_resume_of_nothing_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_resume_without_a_run_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["rl", "@", str(RECIPE), "--output_dir", str(tmp_path / "run"), "--resume"]) == 2
     assert "there is no run" in capsys.readouterr().err

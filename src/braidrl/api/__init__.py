@@ -1,6 +1,6 @@
-"""Python API: whole runs (`run`), and a training loop that the caller drives (`Loop`).
+"""Python API: complete runs (`run`), and a training loop driven by the caller (`Loop`).
 
-Imports every package below the commands.
+Imports every package in lower layers, but not the commands.
 Start with `runs.py`, then `loop.py`.
 """
 
@@ -13,6 +13,6 @@ __all__ = ["Environment", "Loop", "Run", "environment", "run"]
 def __getattr__(name: str) -> object:
     if name != "Loop":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from braidrl.api.loop import Loop  # it needs torch
+    from braidrl.api.loop import Loop  # imports torch
 
     return Loop

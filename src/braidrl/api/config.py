@@ -1,4 +1,4 @@
-"""From what Python gives to the config of a run."""
+"""Conversion of Python values to the config of a run."""
 
 import os
 from collections.abc import Mapping
@@ -16,24 +16,27 @@ from braidrl.configs.rl import RLConfig
 from braidrl.utils.run_folder import RunFolder
 
 Config = str | os.PathLike[str] | Mapping[str, Any] | RLConfig
-"""A TOML or YAML file, what such a file holds, or the typed config."""
+"""Path of a TOML or YAML file, a mapping with the content of such a file, or the typed config."""
 
 
 @dataclass
 class LoadedConfig:
-    """A config, and the environments in it that have yet to be written into its run folder."""
+    """Config, and the environments that must be written to its run folder before it can run."""
 
     config: RLConfig
     environments: list[Environment] = field(default_factory=list)
 
     def write(self, run: RunFolder) -> None:
-        """Put every environment where the config says it is."""
+        """Write every environment to the path that the config refers to."""
         for number, each in enumerate(self.environments):
             each.write(run.environment(number))
 
 
 def read(config: Config) -> LoadedConfig:
-    """The typed config, environments replaced by their blocks. Raises `ConfigError` or `ConfigErrors`."""
+    """Return the typed config, with each `Environment` replaced by its config block.
+
+    Raises `ConfigError` or `ConfigErrors`.
+    """
     if isinstance(config, RLConfig):
         return LoadedConfig(config)
     if not isinstance(config, Mapping):
@@ -42,7 +45,7 @@ def read(config: Config) -> LoadedConfig:
     environments: list[Environment] = []
     plain = _plain(config, RunFolder(folder), environments)
     for each in environments:
-        each.pickled()  # what cannot travel is found before a folder is touched
+        each.pickled()  # raises for rewards that cannot be pickled, before anything is written
     try:
         return LoadedConfig(RLConfig.model_validate(plain), environments)
     except ValidationError as error:
@@ -50,7 +53,7 @@ def read(config: Config) -> LoadedConfig:
 
 
 def _plain(value: Any, run: RunFolder, environments: list[Environment]) -> Any:
-    """A value as a file could hold it; environments are collected, each once."""
+    """Return `value` as plain config data. Environments are added to `environments`, each once."""
     if isinstance(value, Environment):
         if value not in environments:
             environments.append(value)

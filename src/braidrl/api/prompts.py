@@ -1,4 +1,4 @@
-"""An environment from two Python objects: prompts and a reward function."""
+"""Environments made of prompts and a Python reward function."""
 
 import inspect
 import json
@@ -10,40 +10,40 @@ from typing import Any, Literal
 from braidrl.configs.core.errors import ConfigError
 from braidrl.utils.publish import publish_bytes
 
-GIVEN = ("completion", "trace")
-"""What a reward function gets beside the fields of its row."""
+RESERVED = ("completion", "trace")
+"""Arguments of a reward function that are not fields of its row."""
 
 
 @dataclass(frozen=True, eq=False)
 class Environment:
-    """Stands for an environment block in a config: `{"env": environment(prompts, reward)}`."""
+    """Placeholder for an environment block in a config: `{"env": environment(prompts, reward)}`."""
 
     rows: list[dict[str, Any]]
-    """A task each: its `prompt`, and further fields for the reward function."""
+    """Tasks, each with a `prompt` and optional further fields for the reward function."""
     reward: Callable[..., Any]
     split: Literal["all", "train", "heldout"]
 
     def block(self, folder: Path) -> dict[str, Any]:
-        """The environment block of what `write` puts into `folder`."""
+        """Return the environment block that refers to the files `write` creates in `folder`."""
         task = {"reward": "jsonl.pickled", "reward_kwargs": {"path": str(_reward(folder))}}
         return {"taskset": {"id": "jsonl", "path": str(_prompts(folder)), "split": self.split, "task": task}}
 
     def write(self, folder: Path) -> None:
-        """Put prompts and reward where the processes of a run find them."""
+        """Write prompts and reward function to `folder`."""
         publish_bytes(_prompts(folder), "".join(json.dumps(row) + "\n" for row in self.rows).encode())
         publish_bytes(_reward(folder), self.pickled())
 
     def pickled(self) -> bytes:
-        """The reward function as a file holds it. Raises `ConfigError` where it cannot leave this process."""
+        """Return the pickled reward function. Raises `ConfigError` if it cannot be pickled."""
         from jsonl.pickles import dump_reward
 
         try:
             return dump_reward(self.reward)
-        except Exception as error:  # whatever the objects that it holds raise
+        except Exception as error:  # captured objects may raise anything
             raise ConfigError(
                 "reward",
-                f"{_name(self.reward)} cannot be sent to the processes of a run ({type(error).__name__}: {error}); it "
-                "must not hold on to open files, locks or connections: open them inside it",
+                f"{_name(self.reward)} cannot be sent to the processes of a run ({type(error).__name__}: {error}). It "
+                "must not capture open files, locks or connections; open them inside the function",
             ) from error
 
 
@@ -53,22 +53,24 @@ def environment(
     *,
     split: Literal["all", "train", "heldout"] = "all",
 ) -> Environment:
-    """An environment of one-turn tasks, to stand in a config where an environment block stands.
+    """Create an environment of single-turn tasks. Use it in a config in place of an environment block.
 
     Args:
-        prompts: a task each: a text, a list of chat messages, or a mapping with a `prompt` that is one of the two and
-            further fields (all of them JSON). `system_prompt`, `id`, `name` mean what they mean to verifiers.
-        reward: a function, plain or async, that returns a finite number. It gets by name what its signature asks for
-            (with `**fields`: everything): `prompt`, `completion` (the model's last reply, a text), the fields of its
-            row, and `trace` (verifiers' own). It runs in another process. What it raises is the error of that
-            episode, which then takes no part in training.
-        split: a share of the prompts; a hash of each decides, one in four is `heldout`.
+        prompts: one task per item: a string, a list of chat messages, or a mapping whose `prompt` is one of these. The
+            other fields of a mapping must be JSON values. `system_prompt`, `id` and `name` have the same meaning as in
+            verifiers.
+        reward: sync or async function that returns a finite number. It receives the arguments that its signature names
+            (all of them with `**fields`): `prompt`, `completion` (the last reply of the model, a string), the fields
+            of its row, and `trace` (the verifiers trace). It runs in another process. If it raises, the episode fails
+            and is not trained on.
+        split: part of the prompts to use. A hash of the prompt assigns a quarter of them to `heldout`, the rest to
+            `train`.
 
-    Raises `ConfigError` for a prompt or a function that cannot be used.
+    Raises `ConfigError` for an invalid prompt or reward function.
     """
     rows = [_row(prompt, index) for index, prompt in enumerate(prompts)]
     if not rows:
-        raise ConfigError("prompts", "there are none; give at least one")
+        raise ConfigError("prompts", "there are none; give at least one prompt")
     _check_signature(reward, rows)
     return Environment(rows, reward, split)
 
@@ -78,11 +80,13 @@ def _row(prompt: Any, index: int) -> dict[str, Any]:
     place = f"prompts[{index}]"
     if not row.get("prompt") or not isinstance(row["prompt"], str | list):
         raise ConfigError(
-            place, f"expected a text, a list of chat messages, or a dict with a prompt; got {prompt!r:.200}"
+            place,
+            f"got {prompt!r:.200}; expected a string, a list of chat messages, or a dict with a prompt",
         )
-    if taken := [name for name in GIVEN if name in row]:
+    if taken := [name for name in RESERVED if name in row]:
         raise ConfigError(
-            place, f"the field {taken[0]!r} has the name of what a reward function gets; rename it"
+            place,
+            f"the field name {taken[0]!r} is reserved for an argument of the reward function; rename it",
         )
     try:
         json.dumps(row)
@@ -92,12 +96,12 @@ def _row(prompt: Any, index: int) -> dict[str, Any]:
 
 
 def _check_signature(reward: Callable[..., Any], rows: list[dict[str, Any]]) -> None:
-    """Raise `ConfigError` where the function asks for what a row does not have."""
+    """Raise `ConfigError` if the function has a required argument that a row does not provide."""
     try:
         parameters = inspect.signature(reward).parameters.values()
     except (TypeError, ValueError) as error:
         raise ConfigError(
-            "reward", f"{reward!r} is no function whose signature can be read: {error}"
+            "reward", f"cannot read the signature of {reward!r} ({error}); give a Python function"
         ) from None
     unnamed = [
         each.name for each in parameters if each.kind is each.POSITIONAL_ONLY and each.default is each.empty
@@ -105,12 +109,13 @@ def _check_signature(reward: Callable[..., Any], rows: list[dict[str, Any]]) -> 
     free = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
     needed = {each.name for each in parameters if each.default is each.empty and each.kind not in free}
     for index, row in enumerate(rows):
-        known = [*row, *GIVEN]
-        if missing := sorted((needed - set(known)) | set(unnamed)):
+        available = [*row, *RESERVED]
+        # Arguments are passed by keyword, so a positional-only one can never be provided.
+        if missing := sorted((needed - set(available)) | set(unnamed)):
             raise ConfigError(
                 "reward",
-                f"{_name(reward)} asks for {missing[0]!r}, which prompts[{index}] does not have; by name it may ask "
-                f"for {', '.join(known)}",
+                f"{_name(reward)} requires the argument {missing[0]!r}, which prompts[{index}] does not provide; "
+                f"available keyword arguments: {', '.join(available)}",
             )
 
 

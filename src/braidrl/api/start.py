@@ -1,4 +1,4 @@
-"""Before anything runs: the config checked as `braid rl` checks it, the run folder ready."""
+"""Checks of the config and preparation of the run folder, as in `braid rl`."""
 
 import os
 from pathlib import Path
@@ -16,35 +16,42 @@ from braidrl.utils.run_folder import RunFolder
 def options_of(
     resume: bool | str | os.PathLike[str], clean: bool, quiet: bool, verbose: bool
 ) -> LaunchOptions:
-    """The flags of `braid rl`. Raises `ConfigError` for those that exclude each other."""
+    """Return the launch options. Raises `ConfigError` for mutually exclusive arguments."""
     if resume and clean:
-        raise ConfigError("resume", "resume continues the run that clean would remove; give one of them")
+        raise ConfigError(
+            "resume", "cannot be combined with clean, which removes the run to continue; give one of them"
+        )
     if quiet and verbose:
-        raise ConfigError("quiet", "quiet shows less and verbose more; give one of them")
+        raise ConfigError("quiet", "cannot be combined with verbose; give one of them")
     path = None if isinstance(resume, bool) else Path(resume)
     return LaunchOptions(resume=bool(resume), resume_from=path, clean=clean, quiet=quiet, verbose=verbose)
 
 
 def open_folder(given: LoadedConfig, options: LaunchOptions) -> tuple[RLConfig, RunFolder, int]:
-    """The resolved config, its run folder with the environments in it, and the step to go on after.
+    """Check the config and prepare its run folder. Return the resolved config, the folder and the step to continue
+    after (0 for a new run).
 
-    Raises `ConfigError`, and then nothing was touched.
+    Raises `ConfigError` before anything is written.
     """
     if given.config.launcher == "slurm":
         raise ConfigError(
-            "launcher", "a SLURM job is submitted by `braid rl`; from Python use 'local' or 'ray'"
+            "launcher",
+            "is 'slurm', which the Python API does not support; set 'local' or 'ray', or submit with `braid rl`",
         )
     config = resolve(given.config)
     check_clean(config, config.output_dir, options)
-    plan(config, machines_of(config))  # whether there are enough GPUs
+    plan(config, machines_of(config))  # raises if there are not enough GPUs
     run = RunFolder(config.output_dir)
-    done = open_run_folder(run, options)
+    after = open_run_folder(run, options)
     given.write(run)
-    return config, run, done
+    return config, run, after
 
 
-def by_hand(config: RLConfig) -> RLConfig:
-    """The same, for a loop that one process runs. Raises `ConfigError` for what it cannot do."""
+def single_process(config: RLConfig) -> RLConfig:
+    """Return the config for a `Loop`: strictly on-policy, no oversampling.
+
+    Raises `ConfigError` for settings that require several processes.
+    """
     for path, value, allowed in (
         ("launcher", config.launcher, "local"),
         ("trainer.parallel.processes", config.trainer.parallel.processes, 1),
@@ -52,8 +59,8 @@ def by_hand(config: RLConfig) -> RLConfig:
         ("share_device", config.share_device, False),
     ):
         if value != allowed:
-            remedy = f"set it to {allowed!r}, or use run"
-            raise ConfigError(path, f"is {value!r}; a Loop trains in this process alone: {remedy}")
+            remedy = f"set it to {allowed!r}, or use braidrl.run"
+            raise ConfigError(path, f"is {value!r}, but a Loop trains in a single process; {remedy}")
     config = config.model_copy(deep=True)
     config.orchestrator.max_off_policy_steps = 0
     config.orchestrator.oversampling_factor = 1.0

@@ -1,4 +1,4 @@
-"""Commands of `braid`: argument parsing and printing, one module a command or a few related ones.
+"""Commands of `braid`: argument parsing and printing. Each module has one command or a few related ones.
 
 Imports every package except `api` and `testing`. Modules import torch, transformers and verifiers inside functions.
 Start with `commands.py`, the list of commands, then `rl.py`.

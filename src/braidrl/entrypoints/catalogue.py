@@ -1,5 +1,4 @@
-"""What `braid algorithms`, `losses`, `samplers` and `gates` share: a list of what a `type` may be, and all there is to
-know of one."""
+"""`braid algorithms`, `losses`, `samplers` and `gates`: list the installed types, and describe one of them."""
 
 import argparse
 import inspect
@@ -27,45 +26,45 @@ LABEL = 12
 
 @dataclass(frozen=True)
 class Catalogue(Generic[ConfigT]):
-    """What a configuration may name at one place, and how it is described."""
+    """Installed types of one kind, and how they are described."""
 
-    known: Mapping[str, Installed[ConfigT]]
-    """By `type`."""
+    types: Mapping[str, Installed[ConfigT]]
+    """Installed types by `type`."""
     prefix: str
-    """Of its keys: `algo.`."""
+    """Prefix of their config keys, such as `algo.`."""
     common: frozenset[str]
-    """Keys that all of them have."""
+    """Keys that all types have. They are not listed as parameters."""
     facts: Callable[[type[ConfigT]], Mapping[str, str]]
-    """What is told of one beside its source, its package and its parameters."""
+    """Returns the facts of a type that are specific to its kind, by label."""
     implementation: Callable[[type[ConfigT]], object]
-    """What its config class is for; its docstring explains it."""
+    """Returns the class or function that implements a config class. Its docstring is printed."""
 
     def main(self, prog: str, description: str, args: list[str]) -> int:
-        """List all, or explain the one that `args` names."""
+        """List all types, or describe the one given in `args`."""
         parser = argparse.ArgumentParser(prog=prog, description=description)
-        parser.add_argument("type", nargs="?", help="one of them: also its formula, and what each key means")
+        parser.add_argument("type", nargs="?", help="type to describe, with its formula and every key")
         name = parser.parse_args(args).type
         if name is None:
-            print("\n\n".join("\n".join(self.summary(thing)) for thing in self.known.values()))
+            print("\n\n".join("\n".join(self.summary(installed)) for installed in self.types.values()))
             return 0
-        if name not in self.known:
-            nearest = get_close_matches(name, self.known, n=1)
+        if name not in self.types:
+            nearest = get_close_matches(name, self.types, n=1)
             raise ConfigError(
                 "TYPE",
-                f"unknown type {name!r}; one of {', '.join(self.known)}",
+                f"unknown type {name!r}; one of {', '.join(self.types)}",
                 nearest[0] if nearest else None,
             )
-        print("\n".join([*self.summary(self.known[name]), "", *self.details(self.known[name].config)]))
+        print("\n".join([*self.summary(self.types[name]), "", *self.details(self.types[name].config)]))
         return 0
 
-    def summary(self, thing: Installed[ConfigT]) -> Iterator[str]:
-        """A few lines: what it is, whose, and its parameters with their defaults."""
-        config = thing.config
-        yield thing.name
+    def summary(self, installed: Installed[ConfigT]) -> Iterator[str]:
+        """Yield the lines of a list entry: description, source, package, and parameters with their defaults."""
+        config = installed.config
+        yield installed.name
         yield from wrapped(" ".join((config.__doc__ or "").split("\n\n")[0].split()))
         facts = {
             "source": getattr(config, "paper", "") or "not given",
-            "comes from": thing.origin,
+            "comes from": installed.origin,
             **self.facts(config),
             "parameters": ", ".join(self._parameters(config)) or "none",
         }
@@ -73,7 +72,7 @@ class Catalogue(Generic[ConfigT]):
             yield from wrapped(f"{name + ':':<{LABEL}}{fact}", INDENT + " " * LABEL)
 
     def details(self, config: type[ConfigT]) -> Iterator[str]:
-        """What the implementation says of itself, and what each key means."""
+        """Yield the docstring of the implementation and the description of each key."""
         yield from (inspect.getdoc(self.implementation(config)) or "").splitlines()
         yield ""
         hidden = frozenset(f"{self.prefix}{name}" for name in self.common)
@@ -81,7 +80,7 @@ class Catalogue(Generic[ConfigT]):
             yield from key_lines(key)
 
     def _parameters(self, config: type[ConfigT]) -> Iterator[str]:
-        """`key = default`, or `key (required)`, of everything that it has to itself."""
+        """Yield `key = default` or `key (required)` for every key that is not in `common`."""
         for name, field in config.model_fields.items():
             if name not in self.common:
                 yield from _defaults(name, field)
@@ -105,7 +104,7 @@ def _defaults(name: str, field: FieldInfo) -> Iterator[str]:
 
 
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    """(dotted key, value) of what a default sets."""
+    """Yield (dotted key, value) of the leaves of a default value."""
     if not isinstance(value, BaseModel):
         yield name, "none" if value is None else value
         return
@@ -115,13 +114,13 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def shorten(text: str, width: int = 40) -> str:
-    """`text` on one line, cut to `width` characters."""
+    """Return `text` on one line, truncated to `width` characters."""
     line = " ".join(text.split())
     return line if len(line) <= width else line[: width - 3] + "..."
 
 
 def algorithms(args: list[str]) -> int:
-    """`braid algorithms [TYPE]`: what `algo.type` may be, in this installation; of one type, all there is to know."""
+    """`braid algorithms [TYPE]`: list the installed values of `algo.type`, or describe one in full."""
     catalogue = Catalogue(
         ALGORITHMS, "algo.", frozenset({"type", "sampling"}), algorithm_facts, algorithm_class
     )
@@ -129,7 +128,7 @@ def algorithms(args: list[str]) -> int:
 
 
 def algorithm_facts(config: type[BaseAlgorithmConfig]) -> dict[str, str]:
-    """What an algorithm trains, waits for and needs."""
+    """Return the trained tokens, barrier and requirements of an algorithm."""
     return {
         "trains": f"sampled tokens, by the {config.action_loss_type} loss",
         "waits for": waits_for(config),
@@ -144,7 +143,7 @@ def algorithm_class(config: type[BaseAlgorithmConfig]) -> object:
 
 
 def waits_for(config: type[BaseAlgorithmConfig]) -> str:
-    """What its credit waits for by default, and at most."""
+    """Return the barrier of an algorithm with default settings, and the widest one if it differs."""
     usual = config.model_construct().waits_for
     return f"the {usual}" + (
         f", or the {config.barrier} with some settings" if usual != config.barrier else ""
@@ -152,15 +151,15 @@ def waits_for(config: type[BaseAlgorithmConfig]) -> str:
 
 
 def algorithm_needs(config: type[BaseAlgorithmConfig]) -> Iterator[str]:
-    """What a run must bring for an algorithm."""
+    """Yield the requirements of an algorithm on the run."""
     if config.needs_group:
         yield "siblings (group_size of 2 or more)"
     if config.check_agents is not BaseAlgorithmConfig.check_agents:
-        yield "an environment with agents that suit it"
+        yield "an environment with matching agents"
     if config.needs_model:
         yield "a served model"
     try:
-        config()
+        config()  # validators of the default settings report what else is required
     except ValidationError as error:
         for fault in error.errors():
             if fault["type"] == "value_error":
@@ -168,14 +167,13 @@ def algorithm_needs(config: type[BaseAlgorithmConfig]) -> Iterator[str]:
 
 
 def losses(args: list[str]) -> int:
-    """`braid losses [TYPE]`: what `trainer.loss.type` may be, in this installation; of one type, all there is to
-    know."""
+    """`braid losses [TYPE]`: list the installed values of `trainer.loss.type`, or describe one in full."""
     catalogue = Catalogue(LOSSES, "trainer.loss.", frozenset({"type"}), loss_facts, loss_function)
     return catalogue.main("braid losses", losses.__doc__ or "", args)
 
 
 def loss_facts(config: type[BaseLossConfig]) -> dict[str, str]:
-    """What a loss is given beside the current log-probs and the sampler's."""
+    """Return the inputs of a loss other than the current log-probs and those of the sampler."""
     return {"needs": "; ".join(loss_needs(config)) or "nothing else"}
 
 
@@ -186,22 +184,21 @@ def loss_function(config: type[BaseLossConfig]) -> object:
 
 
 def loss_needs(config: type[BaseLossConfig]) -> Iterator[str]:
-    """What must be known of a batch for a loss."""
+    """Yield the additional inputs of a loss."""
     if config.compares_with_old:
-        yield "the trainer's log-probs before the step (old)"
+        yield "log-probs of the trainer before the step (old)"
     if config.head_size is not BaseLossConfig.head_size:
-        yield "with some settings, the sampler's most likely tokens"
+        yield "with some settings, the most likely tokens of the sampler"
 
 
 def samplers(args: list[str]) -> int:
-    """`braid samplers [TYPE]`: what `curriculum.sampler.type` may be, in this installation; of one type, all there
-    is to know."""
+    """`braid samplers [TYPE]`: list the installed values of `curriculum.sampler.type`, or describe one in full."""
     catalogue = Catalogue(SAMPLERS, "curriculum.sampler.", frozenset({"type"}), sampler_facts, sampler_class)
     return catalogue.main("braid samplers", samplers.__doc__ or "", args)
 
 
 def sampler_facts(config: type[BaseSamplerConfig]) -> dict[str, str]:
-    """What a sampler chooses from."""
+    """Return the tasksets that a sampler supports."""
     return {"tasksets": "finite" if config.finite_only else "finite and infinite"}
 
 
@@ -212,14 +209,13 @@ def sampler_class(config: type[BaseSamplerConfig]) -> object:
 
 
 def gates(args: list[str]) -> int:
-    """`braid gates [TYPE]`: what `curriculum.gates.NAME.type` may be, in this installation; of one type, all there
-    is to know."""
+    """`braid gates [TYPE]`: list the installed values of `curriculum.gates.NAME.type`, or describe one in full."""
     catalogue = Catalogue(GATES, "curriculum.gates.NAME.", frozenset({"type"}), gate_facts, gate_class)
     return catalogue.main("braid gates", gates.__doc__ or "", args)
 
 
 def gate_facts(config: type[BaseGateConfig]) -> dict[str, str]:
-    """What is told of a gate beside its parameters."""
+    """Return no facts: a gate is described by its parameters alone."""
     return {}
 
 

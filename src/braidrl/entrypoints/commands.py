@@ -4,31 +4,31 @@ import importlib
 from collections.abc import Callable
 
 COMMANDS = {
-    "quickstart": "Make a tiny model and watch it learn: warm-up, reinforcement learning, before and after",
-    "rl": "Reinforcement learning: inference, orchestrator and trainer, launched and supervised",
-    "sft": "Supervised fine-tuning on demonstrations",
+    "quickstart": "Create a tiny model and train it with RL on this machine, in minutes",
+    "rl": "Train with RL: launch and supervise inference, orchestrator and trainer",
+    "sft": "Fine-tune on demonstrations",
     "eval": "Evaluate a model, a checkpoint or an endpoint: reward, pass@k",
-    "report": "Write one HTML page of a run: curves, rollouts, every token with its numbers",
-    "watch": "Serve the same page of a run that goes on, on this machine",
-    "export": "Write any policy of a run as an ordinary Hugging Face folder",
-    "runs": "List runs: how they ended or how far they are, and their last metrics",
-    "compare": "Runs side by side: what their configs differ in, and their metrics",
+    "report": "Write an HTML report of a run: curves, rollouts, per-token values",
+    "watch": "Serve a live report of a running job on this machine",
+    "export": "Export a policy of a run as a Hugging Face model folder",
+    "runs": "List runs with their status, progress and last metrics",
+    "compare": "Compare runs: differences of their configs, and metrics side by side",
     "track": "Send the metrics of a run to Weights & Biases, TensorBoard or MLflow",
     "inference": "Serve a model (one of the three processes of `braid rl`)",
-    "orchestrator": "Run environments and ship batches (one of the three processes)",
-    "trainer": "Take optimizer steps (one of the three processes)",
-    "algorithms": "List every algorithm: what it is, its parameters, where it comes from",
-    "losses": "List every rl loss: what it is, its parameters, where it comes from",
-    "samplers": "List every task sampler of curricula: what it is, its parameters, where it comes from",
-    "gates": "List every admission gate of curricula: what it is, its parameters, where it comes from",
-    "verify": "Before a long run: gradients do not depend on cuts, sampler and trainer agree",
-    "score": "Run an algorithm over recorded episodes, without models; compare two",
-    "new-algorithm": "Write a package with an algorithm of your own, to start from",
+    "orchestrator": "Run environments and assemble batches (one of the three processes)",
+    "trainer": "Train on batches (one of the three processes)",
+    "algorithms": "List installed algorithms with their parameters and sources",
+    "losses": "List installed rl losses with their parameters and sources",
+    "samplers": "List installed task samplers of curricula with their parameters and sources",
+    "gates": "List installed admission gates of curricula with their parameters and sources",
+    "verify": "Check a model and config before a long run: gradients, and sampler against trainer",
+    "score": "Run one or two algorithms on recorded episodes, without models",
+    "new-algorithm": "Create a package with a new algorithm, its config and its tests",
     "schema": "Print the JSON schema of a config, for editors",
-    "completion": "Print the completion script of a shell: bash, zsh or fish",
-    "tiny-model": "Write a tiny, randomly initialised model folder",
+    "completion": "Print the completion script for bash, zsh or fish",
+    "tiny-model": "Create a tiny, randomly initialised model folder",
 }
-"""What each command does, by name."""
+"""Descriptions of the commands, by name."""
 
 FUNCTIONS = {
     "eval": "eval.command:main",
@@ -43,10 +43,11 @@ FUNCTIONS = {
     "gates": "catalogue:gates",
     "verify": "verify.command:main",
 }
-"""`module:function` in this package. Every other command is `main` of the module of its name, with `_` for `-`."""
+"""`module:function` of commands in this package. The others are `main` of the module with their name, with `_` for
+`-`."""
 
 
 def function_of(command: str) -> Callable[[list[str]], int]:
-    """Import the function of a command. It takes the arguments and returns an exit code."""
+    """Import and return the function of a command, which takes the arguments and returns an exit code."""
     module, name = FUNCTIONS.get(command, f"{command.replace('-', '_')}:main").split(":")
     return getattr(importlib.import_module(f"braidrl.entrypoints.{module}"), name)

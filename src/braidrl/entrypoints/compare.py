@@ -1,7 +1,7 @@
-"""`braid compare RUN RUN ...`: what the configs of runs differ in, and their metrics side by side.
+"""`braid compare RUN RUN ...`: differences between the configs of runs, and their metrics side by side.
 
-A cell has the curve over the steps (one scale for all runs), the first and the last value, and half the 95% interval of
-the last where the run knows it: for evaluations.
+A cell contains the curve over the steps (on the same scale for all runs), the first and last value, and for evaluations
+half the width of the 95% interval of the last value.
 """
 
 import argparse
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from braidrl.report.compare import Curve, Metric
 
 WIDTH = 16
-"""Bars of a curve."""
+"""Number of bars of a curve."""
 ABSENT = "-"
 
 
@@ -25,15 +25,13 @@ def main(args: list[str]) -> int:
     parser.add_argument("run", nargs="+", type=Path, help="run folders, two or more")
     parser.add_argument(
         "--metrics",
-        help="only metrics with one of these in their names, with commas between; default: an overview",
+        help="comma-separated substrings of the names of the metrics to show (default: an overview)",
     )
-    parser.add_argument(
-        "--json", action="store_true", help="print it for machines, with all points of the curves"
-    )
+    parser.add_argument("--json", action="store_true", help="print JSON, with all points of the curves")
     options = parser.parse_args(args)
     runs = [_opened(path) for path in options.run]
     if len(runs) < 2:
-        raise ConfigError("RUN", f"one run, {runs[0].root}, compares with nothing; name two or more")
+        raise ConfigError("RUN", f"cannot compare a single run, {runs[0].root}; give two or more")
 
     from braidrl.report.compare import compared, differences
 
@@ -47,7 +45,7 @@ def main(args: list[str]) -> int:
             "--metrics", f"no run has a metric with {options.metrics!r} in its name; see docs/metrics.md"
         )
     if options.json:
-        print(json.dumps(for_machines(runs, keys, metrics), indent=2))
+        print(json.dumps(as_json(runs, keys, metrics), indent=2))
     else:
         show(runs, keys, metrics)
     return 0
@@ -67,7 +65,7 @@ def show(runs: list[RunFolder], keys: list[tuple[str, list[Any]]], metrics: "lis
 
 
 def cells(metric: "Metric") -> list[str]:
-    """A cell a run, their curves on one scale."""
+    """Return the cell of each run, with all curves on the same scale."""
     points = [value for curve in metric.curves if curve is not None for value in curve.values]
     low, high = min(points), max(points)
     return [ABSENT if curve is None else _cell(curve, low, high) for curve in metric.curves]
@@ -84,12 +82,12 @@ def _cell(curve: "Curve", low: float, high: float) -> str:
 
 
 def number(value: float) -> str:
-    """Four significant digits, without more zeros than that takes."""
+    """Format with four significant digits and no trailing zeros."""
     return f"{value:.4g}"
 
 
 def short_names(paths: list[Path]) -> list[str]:
-    """The ends of paths, as long as it takes to tell them apart."""
+    """Return the shortest suffixes of the paths, in whole components, that are all different."""
     parts = [path.absolute().parts for path in paths]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(each[-length:]) for each in parts]
@@ -98,7 +96,7 @@ def short_names(paths: list[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def for_machines(
+def as_json(
     runs: list[RunFolder], keys: list[tuple[str, list[Any]]], metrics: "list[Metric]"
 ) -> dict[str, Any]:
     return {
@@ -118,6 +116,6 @@ def _opened(path: Path) -> RunFolder:
     run = RunFolder(path)
     if not (path / "metrics").is_dir():
         raise ConfigError(
-            "RUN", f"{path} is no run folder: it has no metrics (`braid runs` lists those that are)"
+            "RUN", f"{path} is not a run folder: it has no metrics; `braid runs` lists the runs in a folder"
         )
     return run

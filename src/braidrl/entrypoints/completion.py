@@ -1,8 +1,12 @@
-"""`braid completion SHELL`: the script that completes commands, keys and their values in bash, zsh or fish.
+"""`braid completion SHELL`: print the script that completes commands, keys and values in bash, zsh or fish.
 
-bash: `source <(braid completion bash)`; zsh, after `compinit`: `source <(braid completion zsh)`;
-fish: `braid completion fish | source`. Each goes into the shell's own start-up file. The words are those of this
-installation, with the algorithms and losses of other packages.
+Add one of these lines to the start-up file of the shell:
+
+  bash                  source <(braid completion bash)
+  zsh, after compinit   source <(braid completion zsh)
+  fish                  braid completion fish | source
+
+The script includes the algorithms, losses, samplers and gates of all installed packages.
 """
 
 import argparse
@@ -14,31 +18,31 @@ from braidrl.configs.core.reference import Key, keys_of
 from braidrl.entrypoints.commands import COMMANDS
 
 VALUES = re.compile(r"\{([\w,.+-]+)\}")
-"""How `--help` shows the values that a key can have."""
+"""Choices in the type column of `--help`, such as `{bash,zsh}`."""
 PROCESS_FLAGS = {"--help": "list every key", "--dry-run": "print the resolved config and start nothing"}
-CLEAN = {"--clean": "remove what lies in output_dir first"}
-VERBOSE = {"--verbose": "say more"}
-JSON = {"--json": "print it for machines"}
+CLEAN = {"--clean": "remove the contents of output_dir first"}
+VERBOSE = {"--verbose": "show debug messages"}
+JSON = {"--json": "print JSON"}
 FLAGS = {
     "rl": {"--resume": "continue the run in output_dir", "--quiet": "show no progress"} | CLEAN | VERBOSE,
     "eval": CLEAN | VERBOSE,
     "verify": {"--batch": "a recorded batch or a run folder"} | JSON,
     "runs": JSON,
-    "compare": {"--metrics": "which metrics"} | JSON,
+    "compare": {"--metrics": "metrics to show"} | JSON,
 }
-"""Flags of commands that are not configuration."""
+"""Flags of commands that are not configuration keys, with their descriptions."""
 
 
 @dataclass
 class CommandWords:
-    """What may follow a command."""
+    """Completions of the arguments of a command."""
 
-    flags: dict[str, str] = field(default_factory=lambda: {"--help": "what it does"})
-    """With what they mean."""
+    flags: dict[str, str] = field(default_factory=lambda: {"--help": "show the help of this command"})
+    """Flags and their descriptions."""
     values: dict[str, list[str]] = field(default_factory=dict)
-    """What may follow a flag, where that is known."""
+    """Possible values of flags with a fixed set of values."""
     first: list[str] = field(default_factory=list)
-    """What its first word may be, where it is not a file."""
+    """Possible values of the first argument. Empty if it is a file."""
 
 
 def main(args: list[str]) -> int:
@@ -52,7 +56,7 @@ def main(args: list[str]) -> int:
 
 
 def words_of_all() -> dict[str, CommandWords]:
-    """What may follow each command."""
+    """Return the completions of each command."""
     from braidrl.configs.plugins import ALGORITHMS, GATES, LOSSES, SAMPLERS
     from braidrl.configs.rl import SHARED_COPIES
     from braidrl.entrypoints.schema import CONFIGS, config_class
@@ -63,9 +67,9 @@ def words_of_all() -> dict[str, CommandWords]:
         for key in keys_of(cls, hidden=SHARED_COPIES if command in ("rl", "verify") else frozenset()):
             _add_key(found[command], key)
         found[command].flags |= PROCESS_FLAGS
-    listed = {"algorithms": ALGORITHMS, "losses": LOSSES, "samplers": SAMPLERS, "gates": GATES}
-    for command, known in listed.items():
-        found[command].first = list(known)
+    catalogues = {"algorithms": ALGORITHMS, "losses": LOSSES, "samplers": SAMPLERS, "gates": GATES}
+    for command, types in catalogues.items():
+        found[command].first = list(types)
     found["schema"].first, found["completion"].first = list(CONFIGS), list(SHELLS)
     for command, flags in FLAGS.items():
         found[command].flags |= flags
@@ -73,7 +77,7 @@ def words_of_all() -> dict[str, CommandWords]:
 
 
 def _add_key(words: CommandWords, key: Key) -> None:
-    if "[]" in key.path:  # an element of a list has no flag
+    if "[]" in key.path:  # list elements have no flag
         return
     words.flags[f"--{key.path}"] = key.description
     values = [value for group in VALUES.findall(key.type) for value in group.split(",")]
@@ -148,18 +152,18 @@ def fish(words: dict[str, CommandWords]) -> Iterator[str]:
 
 
 def _described(texts: dict[str, str]) -> Iterator[str]:
-    """`'word:what it means'` of each, as zsh takes them."""
+    """Yield `'word:description'` for each word, the format of `_describe` in zsh."""
     for word, text in texts.items():
         yield _quoted(f"{word}:{_short(text)}")
 
 
 def _short(text: str) -> str:
-    """The first sentence or so."""
+    """Truncate a description to 60 characters."""
     return text if len(text) <= 60 else text[:57].rstrip() + "..."
 
 
 def _quoted(text: str) -> str:
-    """In single quotes, which every shell leaves alone."""
+    """Quote for a shell. Quotes and backslashes are removed, because shells escape them differently."""
     return "'" + text.replace("'", "").replace("\\", "") + "'"
 
 

@@ -1,4 +1,7 @@
-"""`braid export SOURCE TARGET`: any policy of a run as an ordinary Hugging Face folder; an adapter merged, or alone."""
+"""`braid export SOURCE TARGET`: export a policy of a run as a Hugging Face model folder.
+
+An adapter is merged into its base model, or exported separately with `--adapter`.
+"""
 
 import argparse
 from pathlib import Path
@@ -16,9 +19,12 @@ def main(args: list[str]) -> int:
     except (OSError, ValueError) as error:
         raise ConfigError("source", str(error)) from None
     if options.target.exists():
-        raise ConfigError("target", f"{options.target} is there already; name a new folder")
+        raise ConfigError("target", f"{options.target} already exists; choose a new folder")
     if options.adapter and options.dtype is not None:
-        raise ConfigError("--dtype", "an adapter is written as it was trained, in float32; leave it away")
+        raise ConfigError(
+            "--dtype",
+            f"is {options.dtype!r}, but --adapter writes the adapter in float32, as it was trained; omit --dtype",
+        )
     try:
         dtype = _export(source, options)
     except OSError as error:
@@ -30,7 +36,7 @@ def main(args: list[str]) -> int:
 
 
 def _export(source: ModelSource, options: argparse.Namespace) -> str:
-    """Write the folder; the type of its weights."""
+    """Write the folder and return the dtype of its weights."""
     from braidrl.trainer.state.export import export_adapter, export_model
 
     if options.adapter:
@@ -42,21 +48,21 @@ def _export(source: ModelSource, options: argparse.Namespace) -> str:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="braid export", description=__doc__)
     parser.add_argument(
-        "source", type=Path, help="a run folder, a checkpoint of one, or a Hugging Face folder to convert"
+        "source", type=Path, help="run folder, checkpoint of a run, or Hugging Face model folder to convert"
     )
-    parser.add_argument("target", type=Path, help="new folder: config, safetensors, tokenizer")
-    parser.add_argument("--step", type=int, help="which step of a run folder (default: its newest)")
+    parser.add_argument("target", type=Path, help="new folder for config, safetensors and tokenizer")
+    parser.add_argument("--step", type=int, help="step to export from a run folder (default: the newest)")
     parser.add_argument(
-        "--dtype", choices=DTYPES, help="type of the weights (default: as the run publishes them)"
+        "--dtype", choices=DTYPES, help="dtype of the weights (default: that of the published weights)"
     )
     parser.add_argument(
         "--base",
-        help="model that the rest comes from: config, tokenizer, what lies below an adapter (default: the run's)",
+        help="model that provides config, tokenizer and the base weights of an adapter (default: that of the run)",
     )
     parser.add_argument(
         "--adapter",
         action="store_true",
-        help="write the adapter alone, as a peft folder (default: merged into its model)",
+        help="write only the adapter, as a peft folder (default: merge it into its base model)",
     )
     parser.add_argument(
         "--trust-remote-code", action="store_true", help="allow the model folder to run its own Python code"

@@ -1,4 +1,4 @@
-"""`braid new-algorithm NAME`: a package with a working algorithm, its config, a test and a run, to start from."""
+"""`braid new-algorithm NAME`: create a package with a working algorithm, its config, its tests and a run config."""
 
 import argparse
 import keyword
@@ -12,20 +12,20 @@ from braidrl.configs.plugins import ALGORITHMS, BUILT_IN
 
 FILES = {
     "algorithm.py": ("$module/algorithm.py", "the algorithm: edit this"),
-    "config.py": ("$module/config.py", "its parameters, and what Braid should know of it"),
+    "config.py": ("$module/config.py", "parameters and requirements"),
     "init.py": ("$module/__init__.py", ""),
-    "test.py": ("tests/test_$name.py", "a worked case, and the checks that every algorithm passes"),
-    "rl.toml": ("rl.toml", "a run that uses it"),
+    "test.py": ("tests/test_$name.py", "a worked case and the conformance checks"),
+    "rl.toml": ("rl.toml", "config of a run with the algorithm"),
     "README.md": ("README.md", ""),
     "pyproject.toml": ("pyproject.toml", ""),
 }
-"""Where each template goes, and what the user is told of it."""
+"""Target path and printed description of each template. Files with an empty description are not listed."""
 
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="braid new-algorithm", description=__doc__)
-    parser.add_argument("name", help="the algorithm's `type`: lower-case letters, digits and underscores")
-    parser.add_argument("--folder", type=Path, help="where to write it; braid-NAME here unless given")
+    parser.add_argument("name", help="`type` of the algorithm: lower-case letters, digits and underscores")
+    parser.add_argument("--folder", type=Path, help="folder to create (default: braid-NAME)")
     options = parser.parse_args(args)
     name = options.name.replace("-", "_")
     check_name(name)
@@ -33,7 +33,7 @@ def main(args: list[str]) -> int:
     folder = options.folder or Path(distribution)
     written = write_package(folder, name, distribution)
     width = max(map(len, map(str, written)))
-    lines = [f"  {str(path).ljust(width)}  {told}" for path, told in written.items() if told]
+    lines = [f"  {str(path).ljust(width)}  {text}" for path, text in written.items() if text]
     steps = (
         f"pip install -e {folder}",
         f"python -m pytest {folder}",
@@ -41,7 +41,7 @@ def main(args: list[str]) -> int:
     )
     print(
         "\n".join(
-            [f"{folder} is a package that works as it stands:", *lines, "next:", *(f"  {s}" for s in steps)]
+            [f"created {folder}, a working package:", *lines, "next steps:", *(f"  {s}" for s in steps)]
         )
     )
     return 0
@@ -50,18 +50,23 @@ def main(args: list[str]) -> int:
 def check_name(name: str) -> None:
     """Raise `ConfigError` unless `name` may be the `type` of a new algorithm."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name) or keyword.iskeyword(name):
-        raise ConfigError("NAME", f"{name!r} is no name; use lower-case letters, digits and underscores")
+        raise ConfigError(
+            "NAME",
+            f"{name!r} is not a valid name; use lower-case letters, digits and underscores, and no Python keyword",
+        )
     if (known := ALGORITHMS.get(name)) is not None:
         owner = "braidrl" if known.origin == BUILT_IN else known.origin
-        raise ConfigError("NAME", f"{name!r} is an algorithm of {owner} already; choose another name")
+        raise ConfigError("NAME", f"{name!r} is already an algorithm of {owner}; choose another name")
 
 
 def write_package(folder: Path, name: str, distribution: str) -> dict[Path, str]:
-    """Fill in the templates; returns the files in `folder`, with what to tell of each. Raises `ConfigError` where
-    something would be overwritten."""
+    """Fill in the templates and return the written paths, relative to `folder`, with their descriptions.
+
+    Raises `ConfigError` if `folder` exists and is not empty.
+    """
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError("--folder", f"{folder} exists and is not empty; name a new folder")
-    words = {
+        raise ConfigError("--folder", f"{folder} exists and is not empty; choose a new folder")
+    values = {
         "name": name,
         "module": f"braid_{name}",
         "distribution": distribution,
@@ -69,9 +74,9 @@ def write_package(folder: Path, name: str, distribution: str) -> dict[Path, str]
     }
     templates = files("braidrl") / "templates" / "algorithm"
     written: dict[Path, str] = {}
-    for template, (target, told) in FILES.items():
-        path = Path(Template(target).substitute(words))
+    for template, (target, text) in FILES.items():
+        path = Path(Template(target).substitute(values))
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_text(Template((templates / f"{template}.txt").read_text()).substitute(words))
-        written[path] = told
+        (folder / path).write_text(Template((templates / f"{template}.txt").read_text()).substitute(values))
+        written[path] = text
     return written

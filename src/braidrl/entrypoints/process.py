@@ -1,7 +1,4 @@
-"""Commands that are one process: `braid inference`, `orchestrator`, `trainer` and `sft`.
-
-Each loads its config, then prints it or runs. Its config class and its function are imported when they are needed.
-"""
+"""Commands that run a single process: `braid inference`, `orchestrator`, `trainer` and `sft`."""
 
 import importlib
 import os
@@ -21,7 +18,10 @@ if TYPE_CHECKING:
 def run_process(
     cls: type[BaseModel], args: list[str], command: str, target: str, pass_resume: bool = True
 ) -> int:
-    """Run `target` (`module:function`) with the loaded config; `target` is imported only to be run."""
+    """Load the config and run `target` (`module:function`) with it, or print the config with `--dry-run`.
+
+    `target` is imported only to run it.
+    """
     options = parse_options(args)
     config = load_config(cls, options.config_args, f"braid {command}")
     check_functions(config)
@@ -34,7 +34,7 @@ def run_process(
 
 
 def prepare(target: str, options: LaunchOptions) -> Callable[..., Any]:
-    """Set up logging and import `module:function`."""
+    """Configure logging, then import and return `target` (`module:function`)."""
     from braidrl.utils.log import configure_logging
 
     configure_logging(options.verbose)
@@ -43,7 +43,7 @@ def prepare(target: str, options: LaunchOptions) -> Callable[..., Any]:
 
 
 def inference(args: list[str]) -> int:
-    """`braid inference`: one of the three processes of a run, or a server of its own."""
+    """`braid inference`: one of the three processes of a run, or a standalone server."""
     from braidrl.configs.inference import InferenceConfig
 
     return run_process(InferenceConfig, args, "inference", "braidrl.inference.server:run", pass_resume=False)
@@ -71,16 +71,15 @@ def sft(args: list[str]) -> int:
 
 
 def train_sft(config: "SFTConfig") -> None:
-    """Train, and let the run folder tell of it: the resolved config, how it was started and how it ended."""
+    """Train, and write the resolved config and the record of the run to the run folder."""
     from braidrl.monitors.record import recorded
     from braidrl.trainer.sft.train import train_sft as run_sft
     from braidrl.utils.run_folder import RunFolder
 
     run = RunFolder(config.output_dir)
     leads = os.environ.get("RANK", "0") == "0"
-    if (
-        not leads or run.weights(config.max_steps).exists()
-    ):  # trained already: an error, and not this run's end
+    # Only the first rank records. A finished run raises, which must not overwrite its recorded outcome.
+    if not leads or run.weights(config.max_steps).exists():
         run_sft(config)
         return
     run.configs.mkdir(parents=True, exist_ok=True)

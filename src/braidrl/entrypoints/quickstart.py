@@ -1,6 +1,6 @@
-"""`braid quickstart`: a tiny model learns by reinforcement, on a laptop, in minutes.
+"""`braid quickstart`: create a tiny model and train it with RL on a laptop, in minutes.
 
-Every part is the real one: the commands that it runs are printed, and are what a user types for a run of their own.
+Each stage is an ordinary `braid` command, which is printed.
 """
 
 import argparse
@@ -23,22 +23,22 @@ from braidrl.utils.run_folder import RunFolder
 RECIPE = "grpo"
 SFT_STEPS = 300
 HELDOUT = "heldout"
-"""Name of the recipe's evaluation source."""
+"""Name of the evaluation source in the recipe."""
 
 
 def main(args: list[str]) -> int:
-    """Exit codes as of `braid rl`."""
+    """Run the quickstart. Exit codes are those of `braid rl`."""
     parser = argparse.ArgumentParser(prog="braid quickstart", description=(__doc__ or "").split("\n")[0])
     parser.add_argument(
         "--output-dir",
         type=Path,
         default=Path("outputs/quickstart"),
-        help="where everything goes (default: %(default)s)",
+        help="folder for all outputs (default: %(default)s)",
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="of weights, tasks and sampling (default: %(default)s)"
+        "--seed", type=int, default=0, help="seed of weights, tasks and sampling (default: %(default)s)"
     )
-    parser.add_argument("--clean", action="store_true", help="remove what lies in the output folder first")
+    parser.add_argument("--clean", action="store_true", help="remove the contents of the output folder first")
     options = parser.parse_args(args)
     folder: Path = options.output_dir
     if options.clean:
@@ -51,14 +51,21 @@ def main(args: list[str]) -> int:
 
 
 def recipe_folder() -> Path:
-    """The recipe's config files: beside the package when installed, in the repository when developed."""
+    """Return the folder of the recipe: inside the installed package, or in the repository for an editable install."""
     package = Path(__file__).parents[1]
     candidates = [package / "examples" / RECIPE, package.parents[1] / "examples" / RECIPE]
     return next(path for path in candidates if path.is_dir())
 
 
 class Quickstart:
-    """Three acts: a model from code, a warm-up on demonstrations, reinforcement learning."""
+    """Three stages: model creation, supervised warm-up, and RL.
+
+    Args:
+        folder: folder for all outputs.
+        seed: seed of weights, tasks and sampling.
+        recipe: folder with `sft.toml` and `rl.toml`.
+        console: output.
+    """
 
     def __init__(self, folder: Path, seed: int, recipe: Path, console: Console) -> None:
         self.folder = folder
@@ -70,17 +77,17 @@ class Quickstart:
         self.rl = RunFolder(folder / "rl")
 
     def run(self) -> int:
-        """Play all acts, then tell what was learned."""
+        """Run all stages, print the results, and return the exit code."""
         started = time.monotonic()
         try:
-            self._act(
+            self._run_stage(
                 "1/3",
-                "make a tiny model from code (no download)",
+                "create a tiny model (no download)",
                 ["tiny-model", str(self.model), "--seed", self.seed],
             )
-            self._act(
+            self._run_stage(
                 "2/3",
-                "warm it up on demonstrations, most of which only copy the text",
+                "fine-tune it on demonstrations, most of which only copy the text",
                 self._sft_args(),
                 SFT_STEPS,
             )
@@ -88,13 +95,11 @@ class Quickstart:
             print(f"braid quickstart: error: {failure}", file=sys.stderr)
             return 1
         args = self._rl_args()
-        self._announce(
-            "3/3", "reinforcement learning: it finds out that only the reversed text is rewarded", args
-        )
+        self._announce("3/3", "train it with RL: only the reversed text is rewarded", args)
         code = rl.main(args[1:])
         if code == 0:
-            self._tell()
-            self.console.print(f"\nall of it took {time.monotonic() - started:.0f} s")
+            self._print_results()
+            self.console.print(f"\ntotal time: {time.monotonic() - started:.0f} s")
         return code
 
     def _sft_args(self) -> list[str]:
@@ -114,8 +119,8 @@ class Quickstart:
         paths = ["--model.path", str(self.sft.weights(SFT_STEPS)), "--output-dir", str(self.rl.root)]
         return ["rl", "@", str(self.recipe / "rl.toml"), *paths, "--seed", self.seed]
 
-    def _act(self, number: str, what: str, args: list[str], steps: int = 0) -> None:
-        """Run one command to its end, its log in the output folder."""
+    def _run_stage(self, number: str, what: str, args: list[str], steps: int = 0) -> None:
+        """Run one command to completion. Its log is written to the output folder."""
         from braidrl.report.progress import Progress
 
         self._announce(number, what, args)
@@ -133,7 +138,7 @@ class Quickstart:
         self.console.print(f"\n[bold]{number} {what}[/bold]")
         self.console.print(f"$ braid {' '.join(args)}", style="dim", highlight=False, soft_wrap=True)
 
-    def _tell(self) -> None:
+    def _print_results(self) -> None:
         from braidrl.report import plot, rewards
 
         steps, curve = rewards.training_curve(self.rl)
@@ -151,7 +156,7 @@ class Quickstart:
             highlight=False,
         )
         self._show_rollouts(before.version, after.version)
-        self.console.print(f"\npicture of the curve: {picture}", highlight=False, soft_wrap=True)
+        self.console.print(f"\nplot of the curve: {picture}", highlight=False, soft_wrap=True)
         self.console.print(
             NEXT.format(run=self.rl.root, recipe=self.recipe, model=self.sft.weights(SFT_STEPS)),
             highlight=False,
@@ -160,14 +165,14 @@ class Quickstart:
         )
 
     def _show_rollouts(self, before: int, after: int) -> None:
-        """The same held-out task under both policies: the one that gained most."""
+        """Print the rollouts of both policies on the held-out task whose reward increased most."""
         from braidrl.report import rewards
 
         first, last = rewards.eval_episodes(self.rl, before), rewards.eval_episodes(self.rl, after)
         key = max(
             first.keys() & last.keys(), key=lambda key: rewards.reward(last[key]) - rewards.reward(first[key])
         )
-        self.console.print("\nthe held-out task that gained most:")
+        self.console.print("\nheld-out task with the largest gain:")
         for label, record in (("before", first[key]), ("after", last[key])):
             messages = "  ".join(f"{role}: {text!r}" for role, text in rewards.conversation(record))
             self.console.print(
@@ -179,9 +184,9 @@ class Quickstart:
 
 
 NEXT = """
-what to try next:
-  every token of every rollout  braid report {run}
-  every metric                  tail -n 1 {run}/metrics/trainer.jsonl
+next steps:
+  tokens of every rollout       braid report {run}
+  all metrics                   tail -n 1 {run}/metrics/trainer.jsonl
   another learning rate         braid rl @ {recipe}/rl.toml --model.path {model} \\
                                   --output_dir outputs/try --trainer.optim.lr 1e-4
   strictly on-policy            ... --orchestrator.max_off_policy_steps 0

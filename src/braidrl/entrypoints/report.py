@@ -1,4 +1,4 @@
-"""`braid report` and `braid watch`: the page of a run, as a file and served."""
+"""`braid report` and `braid watch`: HTML report of a run, as a file or served live."""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ MAX_MIB = 24.0
 
 
 def main(args: list[str]) -> int:
-    """`braid report RUN`: everything that a run recorded, as one HTML page that needs no network."""
+    """`braid report RUN`: write everything that a run recorded to one self-contained HTML page."""
     parser = argparse.ArgumentParser(prog="braid report", description=main.__doc__)
     add_run(parser)
     parser.add_argument("--output", type=Path, help="file to write (default: report.html in the run folder)")
@@ -19,8 +19,8 @@ def main(args: list[str]) -> int:
         "--max-mib",
         type=float,
         default=MAX_MIB,
-        help="most of the page that rollouts with all their tokens take (default: %(default)g); curves and the table "
-        "come on top",
+        help="maximum size of the rollouts with per-token values (default: %(default)g); the curves and the table of "
+        "rollouts are added to it",
     )
     options = parser.parse_args(args)
     run = run_of(options.run)
@@ -32,43 +32,46 @@ def main(args: list[str]) -> int:
     except (OSError, ValueError) as error:
         raise ConfigError("report", str(error)) from None
     listed = f"{found['shown']} of {found['episodes']} rollouts listed"
-    print(f"{target}: {found['bytes'] / 2**20:.1f} MiB, {listed}, {found['open']} with all their tokens")
+    print(f"{target}: {found['bytes'] / 2**20:.1f} MiB, {listed}, {found['open']} with per-token values")
     return 0
 
 
 def watch(args: list[str]) -> int:
-    """`braid watch RUN`: the page of `braid report`, live, on this machine alone."""
+    """`braid watch RUN`: serve a live version of the `braid report` page on this machine (127.0.0.1)."""
     parser = argparse.ArgumentParser(prog="braid watch", description=watch.__doc__)
     add_run(parser)
     parser.add_argument(
-        "--port", type=int, default=8710, help="port on 127.0.0.1 (default: %(default)s; 0: any)"
+        "--port", type=int, default=8710, help="port on 127.0.0.1 (default: %(default)s; 0: any free port)"
     )
     options = parser.parse_args(args)
     run = run_of(options.run)
     from braidrl.report.page.server import Watch, serve
 
     def ready(address: str) -> None:
-        print(f"{run.root} at {address} (Ctrl-C ends it)", flush=True)
+        print(f"{run.root} at {address} (press Ctrl-C to stop)", flush=True)
 
     try:
         asyncio.run(serve(Watch(run, options.tokenizer), options.port, ready))
     except OSError as error:
-        raise ConfigError("--port", f"{error}; choose another, or 0 for any") from None
+        raise ConfigError("--port", f"{error}; choose another port, or 0 for any free one") from None
     return 0
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """What `braid report` and `braid watch` are both told."""
+    """Add the arguments that `braid report` and `braid watch` share."""
     parser.add_argument("run", type=Path, help="run folder (output_dir of the run)")
     parser.add_argument(
         "--tokenizer",
         type=Path,
-        help="tokenizer.json, or a folder with one (default: that of the run's model)",
+        help="tokenizer.json or a folder that contains it (default: that of the run's model)",
     )
 
 
 def run_of(path: Path) -> RunFolder:
-    """The run folder at `path`. Raises `ConfigError` where there is none."""
+    """Return the run folder at `path`. Raises `ConfigError` if it is not one."""
     if not any((path / name).is_dir() for name in ("metrics", "episodes", "config")):
-        raise ConfigError("run", f"{path} is no run folder: it has no metrics, episodes or config")
+        raise ConfigError(
+            "run",
+            f"{path} is not a run folder: it has no metrics, episodes or config; give the output_dir of a run",
+        )
     return RunFolder(path)

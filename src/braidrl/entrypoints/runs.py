@@ -1,4 +1,4 @@
-"""`braid runs [FOLDER]`: the runs below a folder, how they ended or how far they are, and their last metrics."""
+"""`braid runs [FOLDER]`: list the runs in a folder and its subfolders with their status, progress and last metrics."""
 
 import argparse
 import json
@@ -22,30 +22,30 @@ SHOWN: dict[str, tuple[str, str, str]] = {
     "stale": ("orchestrator", "staleness/mean", "{:.1f}"),
     "tok/s": ("trainer", "tokens_per_second", "{:.0f}"),
 }
-"""Columns of metrics: process, name, format."""
+"""Metric columns: title to (process, metric, format)."""
 
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="braid runs", description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, help=f"where to look (default: {DEFAULT})")
-    parser.add_argument("--json", action="store_true", help="print it for machines")
+    parser.add_argument("folder", nargs="?", type=Path, help=f"folder to search (default: {DEFAULT})")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     options = parser.parse_args(args)
     summaries = found(options.folder or DEFAULT)
     if options.json:
-        print(json.dumps([for_machines(each) for each in summaries], indent=2))
+        print(json.dumps([as_json(each) for each in summaries], indent=2))
     elif not summaries:
-        print(f"no run in {options.folder or DEFAULT}")
+        print(f"no runs in {options.folder or DEFAULT}")
     else:
         show(summaries)
     return 0
 
 
 def found(folder: Path) -> "list[RunSummary]":
-    """The runs below a folder, oldest first; those without a record before all others. Raises `ConfigError`."""
+    """Return the runs below a folder, oldest first. Runs without a record come first. Raises `ConfigError`."""
     from braidrl.report.runs import find_runs, summarize
 
     if not folder.is_dir():
-        raise ConfigError("FOLDER", f"there is no folder {folder}; name one that holds runs")
+        raise ConfigError("FOLDER", f"there is no folder {folder}; give a folder that contains runs")
     try:
         summaries = [summarize(run) for run in find_runs(folder)]
     except ValueError as error:
@@ -76,14 +76,14 @@ def show(summaries: "list[RunSummary]") -> None:
 
 
 def duration(seconds: float) -> str:
-    """`12 s`, `3 min`, `5.2 h` or `2.1 d`."""
+    """Format seconds as `12 s`, `3 min`, `5.2 h` or `2.1 d`."""
     for limit, unit, size in ((120, "s", 1), (120 * 60, "min", 60), (48 * 3600, "h", 3600)):
         if seconds < limit:
             return f"{seconds / size:.0f} {unit}" if unit != "h" else f"{seconds / size:.1f} h"
     return f"{seconds / 86400:.1f} d"
 
 
-def for_machines(summary: "RunSummary") -> dict[str, Any]:
+def as_json(summary: "RunSummary") -> dict[str, Any]:
     return {
         "run": str(summary.run.root),
         "kind": summary.kind,
@@ -98,14 +98,14 @@ def for_machines(summary: "RunSummary") -> dict[str, Any]:
 
 
 def _steps(summary: "RunSummary") -> str:
-    """`12/40`: how far it is; of an evaluation what was evaluated, `v40`."""
+    """Format the progress, such as `12/40`, or the evaluated version of an evaluation, such as `v40`."""
     if summary.kind == "eval":
         return _or_absent(summary.step, "v{}".format)
     return f"{_or_absent(summary.step, str)}/{summary.settings.get('max_steps', ABSENT)}"
 
 
 def _value(summary: "RunSummary", process: str, name: str) -> float | None:
-    """The last value of a metric; the reward of an evaluation is the mean over its sources."""
+    """Return the last value of a metric. The reward of an evaluation is the mean over its sources."""
     if summary.kind == "eval" and name == "reward/mean":
         row = summary.last.get("eval", {})
         means = [value for key, value in row.items() if key.endswith("/reward/mean")]

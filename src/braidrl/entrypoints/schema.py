@@ -1,4 +1,4 @@
-"""`braid schema [COMMAND]`: the JSON schema of a command's config files, for editors (docs/editor.md)."""
+"""`braid schema [COMMAND]`: print the JSON schema of a command's config files, for editors (docs/editor.md)."""
 
 import argparse
 import importlib
@@ -16,7 +16,7 @@ CONFIGS = {
     "score": "braidrl.configs.score:ScoreConfig",
     "track": "braidrl.configs.trackers:TrackConfig",
 }
-"""Config class of each command that takes files."""
+"""Config class of each command that reads config files."""
 
 
 def main(args: list[str]) -> int:
@@ -24,7 +24,11 @@ def main(args: list[str]) -> int:
 
     parser = argparse.ArgumentParser(prog="braid schema", description=__doc__)
     parser.add_argument(
-        "command", nargs="?", default="rl", choices=list(CONFIGS), help="whose files (default: rl)"
+        "command",
+        nargs="?",
+        default="rl",
+        choices=list(CONFIGS),
+        help="command whose files to describe (default: rl)",
     )
     command = parser.parse_args(args).command
     print(json.dumps(file_schema(config_class(command)), indent=2))
@@ -32,6 +36,6 @@ def main(args: list[str]) -> int:
 
 
 def config_class(command: str) -> type[BaseModel]:
-    """What the files of a command describe."""
+    """Import and return the config class of a command."""
     module, name = CONFIGS[command].split(":")
     return getattr(importlib.import_module(module), name)

@@ -1,4 +1,4 @@
-"""`braid score EPISODES --algo.type TYPE [--against.type TYPE]`: what an algorithm makes of recorded episodes."""
+"""`braid score EPISODES --algo.type TYPE [--against.type TYPE]`: run algorithms on recorded episodes."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from braidrl.orchestrator.train.rescore import RecordedGroup, Replay
 
 LEGEND = """\
-A column is a trace: its reward, then the advantage of its sampled tokens (~: the mean, where they differ), and under it
-what an algorithm weighs in a loss component itself (n x w: n tokens of weight w)."""
+Each column is a trace: its reward, the advantage of its sampled tokens (~: mean of different values), and the weights
+that the algorithm sets in a loss component, if any (n x w: n tokens of weight w)."""
 
 
 def main(args: list[str]) -> int:
@@ -24,7 +24,7 @@ def main(args: list[str]) -> int:
         args = ["--episodes", *args]
     config = load_config(ScoreConfig, args, "braid score")
     if config.output is not None and config.output.exists():
-        raise ConfigError("output", f"{config.output} exists; name a new file")
+        raise ConfigError("output", f"{config.output} exists; choose a new file")
     replays = score(config)
     print_groups(replays, config.show)
     print_summary(replays)
@@ -33,12 +33,12 @@ def main(args: list[str]) -> int:
         from braidrl.orchestrator.train.rescore import signal_records
 
         append_records(config.output, signal_records(replays))
-        print(f"\nsignals of every token: {config.output}")
+        print(f"\nsignal of every token: {config.output}")
     return 0
 
 
 def score(config: ScoreConfig) -> "list[Replay]":
-    """Run the algorithms of `config`, the main one first. Raises `ConfigError` where there is nothing to run on."""
+    """Run `config.algo`, then `config.against`, and return the results. Raises `ConfigError` without episodes."""
     import asyncio
 
     from braidrl.orchestrator.train.rescore import read_groups
@@ -51,7 +51,8 @@ def score(config: ScoreConfig) -> "list[Replay]":
     if not groups:
         sources = ", ".join(sorted({repr(group.source) for group in recorded}))
         raise ConfigError(
-            "source", f"no episode of {config.episodes} is of source {config.source!r}, only {sources}"
+            "source",
+            f"{config.episodes} has no episode of source {config.source!r}; it has episodes of {sources}",
         )
     replays: list[Replay] = []
     asyncio.run(_replay(config, groups, replays))
@@ -59,7 +60,10 @@ def score(config: ScoreConfig) -> "list[Replay]":
 
 
 async def _replay(config: ScoreConfig, groups: "list[RecordedGroup]", replays: "list[Replay]") -> None:
-    """Fill `replays`. (A task that returned them would have them written out: asyncio takes its repr at the end.)"""
+    """Append the results to `replays`.
+
+    They are not returned, because `asyncio.run` formats the result of its task with `repr`, which takes long for them.
+    """
     from braidrl.orchestrator.train.rescore import replay
 
     agents = sorted({trace.agent.name for group in groups for trace in group.traces})
@@ -74,7 +78,7 @@ async def _replay(config: ScoreConfig, groups: "list[RecordedGroup]", replays: "
 
 
 def print_groups(replays: "list[Replay]", show: int) -> None:
-    """A block of aligned lines for each of `show` groups, a column a trace."""
+    """Print `show` groups, evenly spread over the recording, each as a table with one column per trace."""
     total = len(replays[0].groups)
     count = min(show, total)
     if not count:
@@ -84,8 +88,8 @@ def print_groups(replays: "list[Replay]", show: int) -> None:
         print(f"{count} of {total} groups, evenly spread; --show {total} prints all.")
     for index in (number * (total - 1) // max(count - 1, 1) for number in range(count)):
         group = replays[0].groups[index]
-        named = group.id.startswith(group.source)
-        print(f"\n{group.id if named else f'{group.source} {group.id}'}")
+        has_source = group.id.startswith(group.source)
+        print(f"\n{group.id if has_source else f'{group.source} {group.id}'}")
         rows = list(group_rows([(each.title, each.groups[index]) for each in replays]))
         for line in columns(rows, shutil.get_terminal_size((110, 24)).columns):
             print(line)
@@ -93,7 +97,11 @@ def print_groups(replays: "list[Replay]", show: int) -> None:
 
 
 def group_rows(scored: "Sequence[tuple[str, RecordedGroup]]") -> Iterator[tuple[str, list[str]]]:
-    """(name, one cell a trace) of each line of a group, which comes as each algorithm scored it, under its title."""
+    """Yield (label, one cell per trace) of each row of a group's table.
+
+    Args:
+        scored: (title of an algorithm, the group as scored by it).
+    """
     from braidrl.orchestrator.train.algo.routing import ineligibility
     from braidrl.orchestrator.train.samples import CE, RL
 
@@ -114,7 +122,7 @@ def group_rows(scored: "Sequence[tuple[str, RecordedGroup]]") -> Iterator[tuple[
 
 
 def advantage(trace: "Trace") -> str:
-    """The advantage of a trace's sampled tokens, their mean where they differ; `-` where it has none."""
+    """Format the advantage of a trace's sampled tokens, or `~` and their mean if they differ. `-`: it has none."""
     from braidrl.orchestrator.train.rescore import advantages_of
 
     values = advantages_of(trace)
@@ -126,7 +134,7 @@ def advantage(trace: "Trace") -> str:
 
 
 def weights(trace: "Trace", component: str) -> str:
-    """How many tokens of a trace weigh something in a component, and how much (their mean where they differ)."""
+    """Format the number of tokens with a positive weight in a component, and the weight or its mean."""
     from braidrl.orchestrator.train.rescore import weights_of
 
     values = weights_of(trace, component)
@@ -137,7 +145,7 @@ def weights(trace: "Trace", component: str) -> str:
 
 
 def print_summary(replays: "list[Replay]") -> None:
-    """Each algorithm's share of groups without signal and size of advantage, and how far two agree."""
+    """Print summary statistics of each algorithm, and the agreement of the signals of two."""
     import numpy as np
 
     rows = [each.summary() for each in replays]
@@ -148,7 +156,7 @@ def print_summary(replays: "list[Replay]") -> None:
     if len(first) > 1 and first.std() > 0 and second.std() > 0:
         same = np.mean(np.sign(first) == np.sign(second))
         correlation = np.corrcoef(first, second)[0, 1]
-        agreement = f"correlation {correlation:.4f}, the same sign on {same:.1%}"
+        agreement = f"correlation {correlation:.4f}, same sign on {same:.1%}"
     else:
-        agreement = "no correlation, for one of them never varies"
+        agreement = "correlation undefined, because one of them is constant"
     print(f"\nrl signal (advantage times weight) of {len(first)} sampled tokens: {agreement}")

@@ -1,4 +1,4 @@
-"""`braid tiny-model FOLDER`: a small, randomly initialised model to try things on."""
+"""`braid tiny-model FOLDER`: create a tiny, randomly initialised model for experiments."""
 
 import argparse
 from pathlib import Path
@@ -8,11 +8,18 @@ from braidrl.configs.core.errors import ConfigError
 
 def main(args: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="braid tiny-model", description=__doc__)
-    parser.add_argument("folder", type=Path, help="where to write the Hugging Face folder")
-    parser.add_argument("--hidden-size", type=int, default=128)
-    parser.add_argument("--num-layers", type=int, default=3)
-    parser.add_argument("--context", type=int, default=512, help="context limit in tokens (bytes)")
-    parser.add_argument("--seed", type=int, default=0, help="of the initial weights")
+    parser.add_argument("folder", type=Path, help="Hugging Face model folder to create")
+    parser.add_argument("--hidden-size", type=int, default=128, help="hidden size (default: %(default)s)")
+    parser.add_argument("--num-layers", type=int, default=3, help="number of layers (default: %(default)s)")
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=512,
+        help="context length in tokens, which are bytes (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the initial weights (default: %(default)s)"
+    )
     options = parser.parse_args(args)
     from braidrl.utils.tiny_model import create_tiny_model
 

@@ -1,7 +1,7 @@
-"""`braid track RUN --tracker.type TYPE`: send what a run has reported, and goes on reporting, to an experiment tracker.
+"""`braid track RUN --tracker.type TYPE`: send the metrics of a finished or running run to an experiment tracker.
 
-`braid rl` starts one for each `[[tracker]]` of its config. It is a process of its own, of least priority, and
-only reads the run folder: whatever a tracker does, training goes on.
+`braid rl` starts this command for each `[[tracker]]` of its config. It runs in a separate process of low priority and
+only reads the run folder, so a tracker cannot affect training.
 """
 
 import os
@@ -17,16 +17,16 @@ import msgspec
 from braidrl.configs.core.errors import ConfigError
 from braidrl.configs.core.load import load_config
 from braidrl.configs.trackers import TrackConfig
-from braidrl.launch.tracker_processes import LAUNCHED, TOO_LATE
+from braidrl.launch.tracker_processes import LAUNCHED, TIMED_OUT
 from braidrl.monitors.record import outcome
 from braidrl.utils.run_folder import RunFolder
 
 LEAST = 19
-"""Priority of a tracker at work: beside a process that computes it gets 1.4% of a core."""
+"""Nice value of a tracker during a run: it gets 1.4% of a core that another process uses fully."""
 USUAL = 0
-"""And once the run has ended, where the system lets it have that again."""
+"""Nice value after the run has ended, if the system allows raising the priority again."""
 OPENING_SECONDS = 30.0
-"""For so long at most a tracker opens at the priority of everybody, for it imports a library first."""
+"""Maximum time at normal priority during startup, in seconds. Importing the tracker's library takes most of it."""
 
 
 def main(args: list[str]) -> int:
@@ -39,15 +39,18 @@ def main(args: list[str]) -> int:
     config = load_config(TrackConfig, args, "braid track")
     run = RunFolder(config.run)
     if label is not None:
-        return _beside_a_run(run, config, label)
+        return _track_launched(run, config, label)
     if not (run.root / "metrics").is_dir():
-        raise ConfigError("run", f"{run.root} is no run folder: it has no metrics; name one (`braid runs`)")
+        raise ConfigError(
+            "run",
+            f"{run.root} is not a run folder: it has no metrics; `braid runs` lists the runs in a folder",
+        )
     try:
         _track(run, config, config.tracker.type, RunEnd(run))
     except ConfigError:
         raise
-    except Exception as error:  # whatever the tracker's library raises
-        print(f"braid track: error: {config.tracker.type} failed: {_in_a_line(error)}", file=sys.stderr)
+    except Exception as error:  # the tracker's library may raise anything
+        print(f"braid track: error: {config.tracker.type} failed: {_first_line(error)}", file=sys.stderr)
         return 1
     return 0
 
@@ -57,21 +60,22 @@ def set_priority(process: int, nice: int) -> None:
     with suppress(OSError):
         os.setpriority(os.PRIO_PROCESS, process, nice)
     for task in Path(f"/proc/{process}/task").glob("*"):
-        with suppress(OSError):  # it has ended meanwhile, or may not be raised
+        with suppress(OSError):  # the thread has ended, or raising its priority is not permitted
             os.setpriority(os.PRIO_PROCESS, int(task.name), nice)
             for child in (task / "children").read_text().split():
                 set_priority(int(child), nice)
-    with suppress(OSError):  # sessions share the processor before the processes in them do
+    with suppress(OSError):  # Linux first divides a processor among sessions, by this value, then within each
         Path(f"/proc/{process}/autogroup").write_text(f"{nice}")
 
 
 class RunEnd:
-    """How a run ended, from its record. Its folder may have none: then it has ended."""
+    """Outcome of a run, read from its record. A run folder without a record counts as `done`."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
 
     def __call__(self, seconds: float) -> str | None:
+        """Return the final status, or sleep for `seconds` and return None if the run is running."""
         status = outcome(self.run).status
         if status == "running":
             time.sleep(seconds)
@@ -80,45 +84,47 @@ class RunEnd:
 
 
 class ExitStatusReader:
-    """How a run ended, from its launcher, by standard input: a word, or nothing when the launcher was killed.
+    """Outcome of a run, received from its launcher on standard input. End of file: the launcher was killed.
 
-    From then on this process has `close_timeout` seconds, whatever the tracker does.
+    After receiving it, the process exits within `close_timeout` seconds, even if the tracker hangs.
     """
 
     def __init__(self, close_timeout: float) -> None:
         self.close_timeout = close_timeout
-        self.word: str | None = None
-        self._said = threading.Event()
-        threading.Thread(target=self._listen, daemon=True).start()
+        self.status: str | None = None
+        self._received = threading.Event()
+        threading.Thread(target=self._read, daemon=True).start()
 
     def __call__(self, seconds: float) -> str | None:
-        self._said.wait(seconds)
-        return self.word
+        """Wait up to `seconds` for the final status and return it, or None while the run is running."""
+        self._received.wait(seconds)
+        return self.status
 
-    def _listen(self) -> None:
-        self.word = sys.stdin.readline().strip() or "killed"
-        self._said.set()
+    def _read(self) -> None:
+        self.status = sys.stdin.readline().strip() or "killed"
+        self._received.set()
         set_priority(os.getpid(), USUAL)
         time.sleep(self.close_timeout)
-        os._exit(TOO_LATE)
+        os._exit(TIMED_OUT)  # not `sys.exit`, which would wait for the threads of the tracker
 
 
-def _beside_a_run(run: RunFolder, config: TrackConfig, label: str) -> int:
+def _track_launched(run: RunFolder, config: TrackConfig, label: str) -> int:
+    """Track a run for its launcher. An error is also written to the notices of the run. Return the exit code."""
     timer = threading.Timer(OPENING_SECONDS, set_priority, [os.getpid(), LEAST])
     timer.daemon = True
     timer.start()
-    told = ExitStatusReader(config.tracker.close_timeout)
+    status = ExitStatusReader(config.tracker.close_timeout)
     try:
-        _track(run, config, label, told)
-    except Exception as error:  # whatever the tracker's library raises
+        _track(run, config, label, status)
+    except Exception as error:  # the tracker's library may raise anything
         traceback.print_exc()
         with run.notices.open("ab") as file:
-            file.write(msgspec.json.encode({"tracker": label, "message": _in_a_line(error)}) + b"\n")
+            file.write(msgspec.json.encode({"tracker": label, "message": _first_line(error)}) + b"\n")
         return 1
     return 0
 
 
-def _in_a_line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
@@ -126,8 +132,8 @@ def _track(run: RunFolder, config: TrackConfig, label: str, ended: RunEnd | Exit
     from braidrl.monitors.trackers import open_tracker
     from braidrl.monitors.trackers.send import tell, tracked
 
-    told = tracked(run, label, continues=isinstance(ended, ExitStatusReader))
-    tracker = open_tracker(config.tracker, told)
+    description = tracked(run, label, continues=isinstance(ended, ExitStatusReader))
+    tracker = open_tracker(config.tracker, description)
     if isinstance(ended, ExitStatusReader):
         set_priority(os.getpid(), LEAST)
-    tell(run, config.tracker, tracker, told.after, ended)
+    tell(run, config.tracker, tracker, description.after, ended)

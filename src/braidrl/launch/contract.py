@@ -1,4 +1,4 @@
-"""What a launcher does, and what it is told: the same for this machine, Ray and SLURM."""
+"""Interface of launchers: this machine, Ray and SLURM."""
 
 import signal
 from collections.abc import Mapping
@@ -9,36 +9,36 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class Slot:
-    """A process that is to be placed: what it needs."""
+    """Resources that one process requires."""
 
     name: str
-    """Of the process and of its log: `inference_0`, `trainer_rank1`."""
+    """Name of the process and of its log, such as `inference_0` or `trainer_rank1`."""
     kind: str
-    """`inference`, `orchestrator` or `trainer`: the command that it runs."""
+    """Command that it runs: `inference`, `orchestrator` or `trainer`."""
     index: int = 0
-    """Number of the replica or rank."""
+    """Index of the replica, or global rank."""
     machine: int = 0
-    """Number of the machine, where the launcher's are numbered."""
+    """Index of the machine, if the launcher numbers its machines."""
     local_rank: int = 0
-    """Number among the ranks of its machine."""
+    """Rank within its machine."""
     threads: int | None = None
-    """CPU threads that it computes with; None: those of its machine."""
+    """Number of CPU threads; None: all of the machine."""
     gpus: int = 0
-    """GPUs that it computes on, where there are GPUs."""
+    """Number of GPUs that it computes on. Ignored on machines without GPUs."""
     devices: tuple[int, ...] = ()
-    """Numbers of the GPUs of its machine that it sees; none: all that are there."""
+    """Indices of the GPUs visible to it on its machine. Empty: all."""
     port: int | None = None
-    """Port to listen on; None: a free one."""
+    """Port to listen on; None: any free port."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a process runs, or is about to."""
+    """Address assigned to a process."""
 
     host: str
-    """Address at which the run's other processes reach it."""
+    """Host name or IP address at which the other processes of the run reach it."""
     port: int
-    """A port that is free there."""
+    """Free port on that host."""
 
 
 @dataclass(frozen=True)
@@ -47,30 +47,31 @@ class Process:
 
     name: str
     args: tuple[str, ...]
-    """What follows `braid`."""
+    """Command-line arguments after `braid`."""
     log: Path
-    """Its output is appended here."""
+    """File to which its output is appended."""
     env: Mapping[str, str]
-    """Variables that are added to its environment."""
+    """Variables added to the inherited environment."""
     ends: bool = True
-    """Whether ending with exit code 0 is its normal course (a server never ends by itself)."""
+    """True if the process is expected to exit with code 0. False for servers, which run until they are stopped."""
     health: Placement | None = None
-    """Where `GET /health` answers 200 once it is up; None: it serves nothing."""
+    """Address where `GET /health` returns 200 once it is up; None if the process is not a server."""
     max_restarts: int = 0
-    """Times in a while that it is started anew when it ends after it was up."""
+    """Maximum number of restarts within `supervisor.WINDOW`, for a server that was up."""
 
 
 @dataclass(frozen=True)
 class ProcessExit:
-    """How a process ended."""
+    """Exit of a process."""
 
     code: int
+    """Exit code; negative: the signal that killed it, as in `subprocess`."""
     how: str
-    """In words that follow its name."""
+    """Description for messages, used after the name of the process: `ended with exit code 1`."""
 
     @classmethod
     def of(cls, code: int) -> "ProcessExit":
-        """From an exit code as `subprocess` gives it."""
+        """Create from an exit code of `subprocess`."""
         killed = code < 0
         return cls(
             code, f"was killed by {signal.Signals(-code).name}" if killed else f"ended with exit code {code}"
@@ -78,24 +79,27 @@ class ProcessExit:
 
 
 class Launcher(Protocol):
-    """Places the processes of one run, runs them, and stops them. Calls are made by one thread and return soon."""
+    """Places, starts and stops the processes of one run. All calls come from one thread and must return promptly."""
 
     moves: bool
-    """Whether a process that is placed again may come to another address."""
+    """True if a process that is placed again may get another address."""
     placement_timeout: float
-    """Longest wait for a place, in seconds."""
+    """Maximum time to wait for a placement, in seconds."""
 
     def place(self, slot: Slot) -> Placement | None:
-        """Where the process of `slot` will run; None: nowhere yet, ask again. The same until that place is lost."""
+        """Return the address of the slot's process, or None if none is available yet and the caller should retry.
+
+        The address stays the same until the machine or actor is lost.
+        """
 
     def start(self, process: Process) -> None:
-        """Start it: at its place, if it was placed. One that has ended is started anew."""
+        """Start a process at its placement, if it has one. Restart it if it has ended."""
 
     def poll(self, name: str) -> ProcessExit | None:
-        """How it ended; None while it runs."""
+        """Return the exit of a process, or None while it is running."""
 
     def stop(self) -> None:
-        """Ask every process to end, and kill those that do not; what was taken is given back."""
+        """Terminate every process, kill those that do not exit in time, and release reserved resources."""
 
     def shortage(self) -> str:
-        """What there is instead of a place, for the error when the wait was too long."""
+        """Return the available resources and the remedy, for the error after `placement_timeout`."""

@@ -1,4 +1,4 @@
-"""Processes of this machine."""
+"""Launcher for this machine."""
 
 import ctypes
 import os
@@ -13,26 +13,26 @@ from typing import IO
 from braidrl.launch.contract import Placement, Process, ProcessExit, Slot
 from braidrl.utils.process import free_port
 
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG = 1  # from linux/prctl.h
 LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 LOOPBACK = "127.0.0.1"
 
 
 @dataclass
 class Child:
-    """One started process and the log that it writes."""
+    """One started process and its open log."""
 
     popen: subprocess.Popen
     stream: IO[bytes]
 
 
 class LocalLauncher:
-    """Children of this process. Nothing outlives it, not even when it is killed.
+    """Runs processes as children of this process. On Linux they are terminated when this process is killed.
 
     Args:
-        stop_timeout: seconds that processes get to end by themselves.
-        devices: names of the GPUs, as `CUDA_VISIBLE_DEVICES` spells them, that slots are to share.
-        host: address of this machine for the run's other processes.
+        stop_timeout: seconds between SIGTERM and SIGKILL.
+        devices: names of the GPUs that slots divide, in the format of `CUDA_VISIBLE_DEVICES`.
+        host: address of this machine for the other processes of the run.
     """
 
     moves = False
@@ -47,12 +47,13 @@ class LocalLauncher:
         self.children: dict[str, Child] = {}
 
     def place(self, slot: Slot) -> Placement:
-        """This machine; its free ports are given once each."""
+        """Return this machine and a port that no other slot has."""
         if slot.name not in self.places:
             self.slots[slot.name], self.places[slot.name] = slot, self._choose(slot)
         return self.places[slot.name]
 
     def _choose(self, slot: Slot) -> Placement:
+        # A port stays free until its process binds it, so the same one may be found for several slots.
         taken = {place.port for place in self.places.values()}
         port = slot.port
         while port is None or (slot.port is None and port in taken):
@@ -60,7 +61,7 @@ class LocalLauncher:
         return Placement(self.host, port)
 
     def start(self, process: Process) -> None:
-        """Start it in a process group of its own."""
+        """Start a process in its own process group, so that `stop` also reaches its children."""
         if (ended := self.children.get(process.name)) is not None:
             _close(ended)
         process.log.parent.mkdir(parents=True, exist_ok=True)
@@ -72,12 +73,12 @@ class LocalLauncher:
             stdin=subprocess.DEVNULL,
             env={**os.environ, **process.env},
             start_new_session=True,
-            preexec_fn=_die_with_parent if LIBC is not None else None,  # noqa: PLW1509 - it takes no lock
+            preexec_fn=_die_with_parent if LIBC is not None else None,  # noqa: PLW1509 - takes no lock
         )
         self.children[process.name] = Child(popen, stream)
 
     def command(self, process: Process) -> list[str]:
-        """The command line that runs `process` at its place."""
+        """Return the command line of `process`, limited to the GPUs of its slot."""
         slot, visible = self.slots.get(process.name), []
         if slot is not None and slot.devices:
             names = self.devices or [str(index) for index in range(max(slot.devices) + 1)]
@@ -85,12 +86,12 @@ class LocalLauncher:
         return [*visible, sys.executable, "-m", "braidrl.cli", *process.args]
 
     def poll(self, name: str) -> ProcessExit | None:
-        """How it ended."""
+        """Return the exit of a process, or None while it is running."""
         code = self.children[name].popen.poll()
         return None if code is None else ProcessExit.of(code)
 
     def stop(self) -> None:
-        """Ask every process to end, wait `stop_timeout` seconds for all of them together, kill the rest."""
+        """Send SIGTERM to all processes, wait `stop_timeout` seconds in total, and kill the rest."""
         for child in self.children.values():
             _signal_group(child, signal.SIGTERM)
         deadline = time.monotonic() + self.stop_timeout
@@ -103,12 +104,12 @@ class LocalLauncher:
         self.children.clear()
 
     def shortage(self) -> str:
-        """Nothing is ever short here."""
-        return "this machine takes every process"
+        """Return a description of the available resources. Never needed: `place` always succeeds."""
+        return "processes on this machine need no reservation"
 
 
 def _close(child: Child) -> None:
-    """Kill what is left of a process and its own children."""
+    """Kill a process and its children, and close its log."""
     _signal_group(child, signal.SIGKILL)
     child.popen.wait()
     child.stream.close()

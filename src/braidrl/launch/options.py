@@ -1,4 +1,4 @@
-"""Flags of a command that are not configuration."""
+"""Command-line flags that are not configuration keys."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,37 +7,37 @@ from braidrl.configs.core.errors import ConfigError
 
 RUN_FLAGS = """\
   --dry-run   print the resolved config and start nothing
-  --resume    continue the run in output_dir from its newest complete checkpoint; `--resume PATH` from the
-              checkpoint at PATH (checkpoints/step_N), or from the newest of another run, in an output_dir of its own
-  --clean     remove what lies in output_dir first
-  --quiet     show no progress, only where the run lies and how it ended
-  --verbose   show debug messages in the logs, and two lines a step where there is no terminal"""
+  --resume    continue the run in output_dir from its newest complete checkpoint; `--resume PATH` continues from the
+              checkpoint at PATH (checkpoints/step_N), or from the newest one of the run at PATH, in a new output_dir
+  --clean     remove the contents of output_dir first
+  --quiet     print only the run folder and the outcome, no progress
+  --verbose   write debug messages to the logs, and print two lines per step if the output is not a terminal"""
 
 LATEST = "latest"
-"""What `--resume` says for the newest checkpoint of the run itself, which is also what it means alone."""
+"""Value of `--resume` for the newest checkpoint in `output_dir`. Equivalent to `--resume` without a value."""
 
 
 @dataclass
 class LaunchOptions:
-    """What stood on the command line beside the configuration."""
+    """Parsed command line of `braid rl`, `eval` and the single processes."""
 
     config_args: list[str] = field(default_factory=list)
-    """`@ FILE` and dotted flags, for `load_config`."""
+    """Configuration arguments (`@ FILE` and dotted flags), for `load_config`."""
     dry_run: bool = False
     resume: bool = False
     resume_from: Path | None = None
-    """Checkpoint or run folder to continue from; None: the run's own newest checkpoint."""
+    """Checkpoint or run folder to continue from; None: the newest checkpoint in `output_dir`."""
     clean: bool = False
     verbose: bool = False
     quiet: bool = False
     resume_step: int | None = None
-    """Step whose checkpoint a single process continues from (the launcher passes it on)."""
+    """Step of the checkpoint that a single process continues from. Set by the launcher."""
     in_job: bool = False
-    """Whether this is the run of a SLURM job, rather than the command that submits one (the job passes it on)."""
+    """True inside a SLURM job, False in the command that submits one. Set by the job script."""
 
 
 def parse_options(args: list[str]) -> LaunchOptions:
-    """Split a command line. Raises `ConfigError` for flags that exclude each other."""
+    """Separate flags from configuration arguments. Raises `ConfigError` for mutually exclusive flags."""
     options, rest = LaunchOptions(), list(args)
     while rest:
         arg = rest.pop(0)
@@ -52,14 +52,16 @@ def parse_options(args: list[str]) -> LaunchOptions:
             options.config_args.append(arg)
     if options.resume and options.clean:
         raise ConfigError(
-            "--resume", "--resume continues the run that --clean would remove; give one of them"
+            "--resume", "cannot be combined with --clean, which removes the run to continue; give one of them"
         )
     if options.quiet and options.verbose:
-        raise ConfigError("--quiet", "--quiet shows less and --verbose more; give one of them")
+        raise ConfigError("--quiet", "cannot be combined with --verbose; give one of them")
     return options
 
 
 def _step(text: str) -> int:
     if not text.isdecimal():
-        raise ConfigError("--resume-step", f"expected the step of a checkpoint, got {text!r}")
+        raise ConfigError(
+            "--resume-step", f"got {text!r}; give the step of a checkpoint, a non-negative integer"
+        )
     return int(text)

@@ -1,4 +1,4 @@
-"""Which processes a run has, and what each gets of the machines: pure arithmetic."""
+"""Assignment of a run's processes to machines, GPUs and CPU threads."""
 
 import os
 import subprocess
@@ -13,25 +13,28 @@ from braidrl.utils.process import available_cores
 
 @dataclass(frozen=True)
 class Nodes:
-    """The machines of a run, all alike."""
+    """Machines of a run. All have the same resources."""
 
     serving: range
-    """Numbers of those with inference servers; the first has the orchestrator too."""
+    """Indices of the machines with inference servers. The first also runs the orchestrator."""
     training: range
-    """Numbers of those with trainer ranks."""
+    """Indices of the machines with trainer ranks."""
     cores: int
-    """CPUs of each that the run may use."""
+    """Number of CPUs per machine available to the run."""
     devices: int
-    """GPUs of each that the run may use; 0: none."""
+    """Number of GPUs per machine available to the run."""
 
     @property
     def together(self) -> bool:
-        """Whether the same ones serve and train."""
+        """True if the same machines serve and train."""
         return self.serving == self.training
 
 
 def machines_of(config: RLConfig) -> Nodes:
-    """Those that the launcher of the config has. Ray's take what a process asks for, whatever they are."""
+    """Return the machines of the configured launcher.
+
+    For Ray, cores and devices are 0: a Ray node is chosen for the resources that each process requests.
+    """
     if config.launcher == "ray":
         training = range(1, 1 + config.ray.trainer_nodes)
         return Nodes(range(1), training, cores=0, devices=0)
@@ -44,31 +47,32 @@ def machines_of(config: RLConfig) -> Nodes:
 
 
 def plan(config: RLConfig, machines: Nodes) -> list[Slot]:
-    """All processes, in the order of their start. Raises `ConfigError` where they need more GPUs than there are."""
-    served = -(-config.inference.replicas // len(machines.serving))
-    first_rank = served * config.inference.devices if machines.together else 0
+    """Return all processes in start order. Raises `ConfigError` if they need more GPUs than a machine has."""
+    per_machine = -(-config.inference.replicas // len(machines.serving))  # replicas per machine, rounded up
+    first_rank = per_machine * config.inference.devices if machines.together else 0
+    # The only GPU of a machine is used by both.
     if config.share_device or machines.devices == 1:
         first_rank = 0
-    _check_devices(config, machines, served, first_rank)
-    serving_threads, training_threads = _threads(config, machines, served)
+    _check_devices(config, machines, per_machine, first_rank)
+    serving_threads, training_threads = _threads(config, machines, per_machine)
     return [
-        *_servers(config, machines, served, serving_threads),
+        *_servers(config, machines, per_machine, serving_threads),
         Slot("orchestrator", "orchestrator", machine=machines.serving[0]),
         *_ranks(config, machines, first_rank, training_threads),
     ]
 
 
-def _servers(config: RLConfig, machines: Nodes, served: int, threads: int) -> Iterator[Slot]:
-    """`served` replicas on each machine, until there are enough."""
+def _servers(config: RLConfig, machines: Nodes, per_machine: int, threads: int) -> Iterator[Slot]:
+    """Yield the slots of inference servers, filling each machine with `per_machine` of them in turn."""
     count, size = config.inference.replicas, config.inference.devices
     fixed = "port" in config.inference.model_fields_set and config.inference.port != 0
     for index in range(count):
-        first = index % served * size
+        first = index % per_machine * size
         yield Slot(
             "inference" if count == 1 else f"inference_{index}",
             "inference",
             index,
-            machines.serving[index // served],
+            machines.serving[index // per_machine],
             threads=threads,
             gpus=size,
             devices=tuple(range(first, first + size)) if machines.devices else (),
@@ -77,7 +81,8 @@ def _servers(config: RLConfig, machines: Nodes, served: int, threads: int) -> It
 
 
 def _ranks(config: RLConfig, machines: Nodes, first: int, threads: int) -> Iterator[Slot]:
-    """All ranks of a machine see all of their GPUs there, and compute on that of their local rank."""
+    """Yield the slots of trainer ranks. Every rank sees the GPUs of all ranks on its machine and uses the one of its
+    local rank."""
     processes = config.trainer.parallel.processes
     for rank in range(processes * len(machines.training)):
         yield Slot(
@@ -92,12 +97,12 @@ def _ranks(config: RLConfig, machines: Nodes, first: int, threads: int) -> Itera
         )
 
 
-def _check_devices(config: RLConfig, machines: Nodes, served: int, first_rank: int) -> None:
+def _check_devices(config: RLConfig, machines: Nodes, per_machine: int, first_rank: int) -> None:
     if not machines.devices:
         return
     ranks, size = config.trainer.parallel.processes, config.inference.devices
     for key, needed, what in (
-        ("inference.replicas", served * size, f"{served} x {size} for inference"),
+        ("inference.replicas", per_machine * size, f"{per_machine} x {size} for inference"),
         (
             "trainer.parallel.processes",
             first_rank + ranks,
@@ -107,25 +112,29 @@ def _check_devices(config: RLConfig, machines: Nodes, served: int, first_rank: i
         if needed > machines.devices:
             raise ConfigError(
                 key,
-                f"a machine would need {needed} GPUs ({what}), and has {machines.devices}; lower inference.replicas, "
-                "inference.vllm's parallel sizes or trainer.parallel.processes, or take more machines",
+                f"each machine needs {needed} GPUs ({what}), but has {machines.devices}; lower "
+                "inference.replicas, the parallel sizes of inference.vllm or trainer.parallel.processes, or use more "
+                "machines",
             )
 
 
-def _threads(config: RLConfig, machines: Nodes, served: int) -> tuple[int, int]:
-    """Threads of a server and of a rank. On the same machine, overlapping processes split the cores; strictly on-policy
-    ones take turns with all of them."""
+def _threads(config: RLConfig, machines: Nodes, per_machine: int) -> tuple[int, int]:
+    """Return the CPU threads of a server and of a trainer rank.
+
+    If inference and trainer share a machine and overlap in time, each side gets half of the cores. In strictly
+    on-policy runs they alternate, so each side gets all cores.
+    """
     server, rank = config.inference.threads, config.trainer.threads
     if config.launcher == "ray":
         return server or config.ray.cpus_per_process, rank or config.ray.cpus_per_process
     overlap = machines.together and config.orchestrator.max_off_policy_steps > 0
     share = machines.cores // 2 if overlap else machines.cores
     processes = config.trainer.parallel.processes
-    return server or max(1, share // max(1, served)), rank or max(1, share // processes)
+    return server or max(1, share // max(1, per_machine)), rank or max(1, share // processes)
 
 
 def visible_devices() -> tuple[str, ...]:
-    """Names of this machine's GPUs, as `CUDA_VISIBLE_DEVICES` spells them, that a process started here would see."""
+    """Return the names of the GPUs visible to a process on this machine, in the format of `CUDA_VISIBLE_DEVICES`."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
     if named is not None:
         return tuple(name.strip() for name in named.split(",") if name.strip())

@@ -1,8 +1,8 @@
-"""Processes on the nodes of a Ray cluster: each is the child of a small actor there.
+"""Launcher for Ray clusters. An actor on the chosen node runs each process as its child.
 
-Nodes share a file system, on which the run folder lies, and have this environment. A placement group reserves what a
-process needs, and one group holds all trainer ranks, so that they are placed together or not at all. A process dies
-with its actor, and an actor with its node; a server's place is then looked for again.
+All nodes share the file system of the run folder and have the same Python environment. A placement group reserves the
+resources of each process. All trainer ranks are in one group, so they are placed together or not at all. A process ends
+with its actor, and an actor with its node. A lost server is placed again.
 """
 
 import logging
@@ -29,27 +29,33 @@ try:
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 except ImportError as error:
     raise ConfigError(
-        "launcher", f"'ray' needs the package ray ({error}); install it: pip install 'braidrl[ray]'"
+        "launcher",
+        f"the package ray cannot be imported ({error}), but launcher = 'ray' requires it; "
+        "pip install 'braidrl[ray]'",
     ) from None
 
-ANSWER_TIMEOUT = 60.0
-"""Longest wait for an actor that is alive to start a process, in seconds."""
+ACTOR_TIMEOUT = 60.0
+"""Maximum time for a live actor to start or stop its process, in seconds."""
 CONNECT_TIMEOUT = 10.0
-"""Longest wait for the head of the cluster, in seconds."""
+"""Maximum time to connect to the head of the cluster, in seconds."""
 LOST = -1
-"""Exit code of a process that was lost with its actor."""
+"""Exit code of a process whose actor was lost."""
 
 
 class Runner:
-    """The actor of one process, on the process's node."""
+    """Actor that runs one process on its node.
+
+    Args:
+        stop_timeout: seconds between SIGTERM and SIGKILL.
+        folder: working directory of the launcher, to which relative paths in the config refer.
+    """
 
     def __init__(self, stop_timeout: float, folder: Path) -> None:
-        """`folder` is the launcher's working directory, from which paths of the config are meant."""
         os.chdir(folder)
         self.launcher = LocalLauncher(stop_timeout, host=get_node_ip_address())
 
     def place(self, slot: Slot) -> Placement:
-        """The address of this node, and a port that is free here. Ray says which GPUs the actor has."""
+        """Return the address of this node and a free port. Ray itself sets the visible GPUs of the actor."""
         return self.launcher.place(replace(slot, devices=()))
 
     def start(self, process: Process) -> None:
@@ -64,24 +70,24 @@ class Runner:
 
 @dataclass
 class ActorHandle:
-    """A runner, and what it was asked last."""
+    """A `Runner` actor and its pending calls."""
 
     actor: Any
     place: Any
-    """Reference to its answer to `place`."""
+    """Ray reference to the result of `place`."""
     polled: Any = None
-    """Reference to its answer to `poll`; None: it was not asked."""
+    """Ray reference to the result of the pending `poll`; None if no call is pending."""
     end: ProcessExit | None = None
-    """How its process ended."""
+    """Exit of its process."""
 
     @property
     def lost(self) -> bool:
-        """Whether it is gone itself."""
+        """True if the actor itself was lost."""
         return self.end is not None and self.end.code == LOST
 
 
 class RayLauncher:
-    """The cluster of `[ray]`. Raises `ConfigError` where there is none."""
+    """Launcher for the cluster of `[ray]`. Raises `ConfigError` if there is no cluster at `ray.address`."""
 
     moves = True
 
@@ -94,55 +100,61 @@ class RayLauncher:
         self.has_gpus = ray.cluster_resources().get("GPU", 0) > 0
         self.groups = {name: self._reserve(name, members) for name, members in _groups(slots).items()}
         self.reserved = {name: group.ready() for name, group in self.groups.items()}
-        """References that Ray answers once a group has its nodes; asked for once: a new one is never ready at once."""
-        self.hired: dict[str, ActorHandle] = {}
-        self.trouble = ""
-        """Why the last actor was lost while it was placed."""
+        """Ray references that become ready when a group has its nodes.
+
+        Created once, because a new reference is never ready immediately and `_ready` does not wait.
+        """
+        self.handles: dict[str, ActorHandle] = {}
+        self.last_loss = ""
+        """Suffix of the error of `shortage`: reason why the last actor was lost during placement."""
 
     def place(self, slot: Slot) -> Placement | None:
-        """The node that Ray chooses, once it has."""
+        """Return the address on the node chosen by Ray, or None until it has chosen one."""
         if not self._ready(self.reserved[_group(slot)]):
             return None
-        hired = self.hired.get(slot.name)
-        if hired is None or hired.lost:
-            hired = self._hire(slot)
-        if not self._ready(hired.place):
+        handle = self.handles.get(slot.name)
+        if handle is None or handle.lost:
+            handle = self._create_actor(slot)
+        if not self._ready(handle.place):
             return None
         try:
-            return ray.get(hired.place)
+            return ray.get(handle.place)
         except RayActorError as error:
-            del self.hired[slot.name]
-            self.trouble = f"; an actor was lost: {error}"
+            del self.handles[slot.name]
+            self.last_loss = f"; an actor was lost: {error}"
             return None
 
     def start(self, process: Process) -> None:
-        hired = self.hired[process.name]
+        handle = self.handles[process.name]
         env = {**self.env, **process.env}
         if "LOCAL_RANK" in env and self.has_gpus:
-            env["LOCAL_RANK"] = "0"  # a rank sees its own GPU alone
-        hired.end = hired.polled = None
-        with _lost(hired):
-            ray.get(hired.actor.start.remote(replace(process, env=env)), timeout=ANSWER_TIMEOUT)
+            env["LOCAL_RANK"] = "0"  # Ray makes only its own GPU visible to a rank
+        handle.end = handle.polled = None
+        with _record_loss(handle):
+            ray.get(handle.actor.start.remote(replace(process, env=env)), timeout=ACTOR_TIMEOUT)
 
     def poll(self, name: str) -> ProcessExit | None:
-        """As of the actor's last answer. One that is lost has taken its process with it."""
-        hired = self.hired[name]
-        with _lost(hired):
-            if hired.end is None and hired.polled is not None and self._ready(hired.polled):
-                hired.end, hired.polled = ray.get(hired.polled), None
-            if hired.end is None and hired.polled is None:
-                hired.polled = hired.actor.poll.remote(name)
-        return hired.end
+        """Return the result of the last completed `poll` of the actor and request the next, without waiting.
+
+        The process of a lost actor counts as ended.
+        """
+        handle = self.handles[name]
+        with _record_loss(handle):
+            if handle.end is None and handle.polled is not None and self._ready(handle.polled):
+                handle.end, handle.polled = ray.get(handle.polled), None
+            if handle.end is None and handle.polled is None:
+                handle.polled = handle.actor.poll.remote(name)
+        return handle.end
 
     def stop(self) -> None:
-        """Stop every process and give back what was reserved."""
+        """Stop every process and release the placement groups."""
         if not ray.is_initialized():
             return
-        stopped = [hired.actor.stop.remote() for hired in self.hired.values()]
+        stopped = [handle.actor.stop.remote() for handle in self.handles.values()]
         if stopped:
-            ray.wait(stopped, num_returns=len(stopped), timeout=self.stop_timeout + ANSWER_TIMEOUT)
-        for hired in self.hired.values():
-            ray.kill(hired.actor)
+            ray.wait(stopped, num_returns=len(stopped), timeout=self.stop_timeout + ACTOR_TIMEOUT)
+        for handle in self.handles.values():
+            ray.kill(handle.actor)
         for group in self.groups.values():
             remove_placement_group(group)
         ray.shutdown()
@@ -150,22 +162,23 @@ class RayLauncher:
     def shortage(self) -> str:
         free = {name: count for name, count in ray.available_resources().items() if name in ("CPU", "GPU")}
         return (
-            f"free in the Ray cluster: {free.get('CPU', 0):g} CPUs, {free.get('GPU', 0):g} GPUs; make room, lower what "
-            f"they need (threads, ray.cpus_per_process), or raise ray.placement_timeout{self.trouble}"
+            f"the Ray cluster has {free.get('CPU', 0):g} CPUs and {free.get('GPU', 0):g} GPUs free; free resources, "
+            "lower the request (threads, ray.cpus_per_process), or raise "
+            f"ray.placement_timeout{self.last_loss}"
         )
 
     def _reserve(self, name: str, members: list[Slot]) -> PlacementGroup:
-        """One bundle for each machine that the slots are meant for; the machines must differ."""
+        """Create a placement group with one bundle per machine of the slots, each on a different node."""
         bundles: dict[int, dict[str, float]] = defaultdict(lambda: {"CPU": 0.0, "GPU": 0.0})
         for slot in members:
             bundles[slot.machine]["CPU"] += self._cpus(slot)
             bundles[slot.machine]["GPU"] += self._gpus(slot)
-        wanted = [{kind: count for kind, count in bundle.items() if count} for bundle in bundles.values()]
-        strategy = "STRICT_SPREAD" if len(wanted) > 1 else "STRICT_PACK"
-        return placement_group(wanted, strategy=strategy, name=name)
+        requests = [{kind: count for kind, count in bundle.items() if count} for bundle in bundles.values()]
+        strategy = "STRICT_SPREAD" if len(requests) > 1 else "STRICT_PACK"
+        return placement_group(requests, strategy=strategy, name=name)
 
-    def _hire(self, slot: Slot) -> ActorHandle:
-        """Ask for an actor with what the slot needs; it comes when Ray has started it."""
+    def _create_actor(self, slot: Slot) -> ActorHandle:
+        """Request an actor with the resources of the slot, without waiting for it to start."""
         strategy = PlacementGroupSchedulingStrategy(self.groups[_group(slot)])
         runner: Any = ray.remote(Runner)
         actor = runner.options(
@@ -174,8 +187,8 @@ class RayLauncher:
             num_gpus=self._gpus(slot),
             scheduling_strategy=strategy,
         ).remote(self.stop_timeout, Path.cwd())
-        self.hired[slot.name] = ActorHandle(actor, actor.place.remote(slot))
-        return self.hired[slot.name]
+        self.handles[slot.name] = ActorHandle(actor, actor.place.remote(slot))
+        return self.handles[slot.name]
 
     def _cpus(self, slot: Slot) -> int:
         return slot.threads or self.config.cpus_per_process
@@ -189,21 +202,21 @@ class RayLauncher:
 
 
 @contextmanager
-def _lost(hired: ActorHandle) -> Iterator[None]:
-    """What is asked of an actor that is gone is answered by its end."""
+def _record_loss(handle: ActorHandle) -> Iterator[None]:
+    """Record an actor error of the body as the exit of its process."""
     try:
         yield
     except RayActorError as error:
-        hired.end = ProcessExit(LOST, f"was lost with its actor ({str(error).splitlines()[0]})")
+        handle.end = ProcessExit(LOST, f"was lost with its actor ({str(error).splitlines()[0]})")
 
 
 def _connect(config: RLConfig) -> None:
-    """Join the cluster, in a namespace of the run."""
+    """Connect to the cluster, in a namespace for this run. Raises `ConfigError`."""
     try:
-        if config.ray.address != "auto":  # or Ray would try for minutes
+        if config.ray.address != "auto":  # fails early: `ray.init` retries for minutes
             host, _, port = config.ray.address.rpartition(":")
             socket.create_connection((host, int(port)), CONNECT_TIMEOUT).close()
-        with handler_kept():  # with Ray's, SIGTERM would be a failure of the run
+        with handler_kept():  # with Ray's SIGTERM handler, a terminated run would count as failed
             ray.init(
                 address=config.ray.address,
                 namespace=str(config.output_dir.absolute()),
@@ -213,7 +226,7 @@ def _connect(config: RLConfig) -> None:
     except OSError as error:
         raise ConfigError(
             "ray.address",
-            f"there is no Ray cluster at {config.ray.address!r} ({error}); start one (ray start --head)",
+            f"found no Ray cluster at {config.ray.address!r} ({error}); start one with `ray start --head`",
         ) from None
 
 
@@ -225,5 +238,5 @@ def _groups(slots: list[Slot]) -> dict[str, list[Slot]]:
 
 
 def _group(slot: Slot) -> str:
-    """Name of those that are placed together: all ranks, and every other process by itself."""
+    """Return the placement group of a slot: one for all trainer ranks, one for each other process."""
     return slot.kind if slot.kind == "trainer" else slot.name

@@ -1,4 +1,4 @@
-"""Where a run starts: in an empty folder, after its own checkpoint, or after that of another run."""
+"""Preparation of the run folder: empty, from its own checkpoint, or from a checkpoint of another run."""
 
 import json
 import os
@@ -17,9 +17,9 @@ from braidrl.utils.run_folder import RunFolder
 
 
 def open_run_folder(run: RunFolder, options: LaunchOptions) -> int:
-    """Make the run folder ready and return the step to continue after (0: from the start).
+    """Prepare the run folder and return the step to continue after, 0 for a new run.
 
-    Raises `ConfigError` where a run would be overwritten, or there is nothing to continue from.
+    Raises `ConfigError` if a run would be overwritten, or if there is nothing to resume.
     """
     if options.clean:
         shutil.rmtree(run.root, ignore_errors=True)
@@ -31,24 +31,24 @@ def open_run_folder(run: RunFolder, options: LaunchOptions) -> int:
         step = max(run.checkpoints(), default=0)
     run.forget_after(step)
     for process in ("trainer", "orchestrator", "eval"):
-        # the processes do so too, but progress is read from these files before they are up
+        # The processes also do this, but progress is read from these files before they have started.
         MetricsWriter(run.metrics(process)).truncate_after(step)
     run.root.mkdir(parents=True, exist_ok=True)
     return step
 
 
 def check_clean(config: BaseModel, root: Path, options: LaunchOptions) -> None:
-    """Raise `ConfigError` where `--clean` would remove what the config reads, as the model or the tasks of a run."""
+    """Raise `ConfigError` if `--clean` would remove a file that the config reads, such as the model."""
     for key, text in _texts(config.model_dump(mode="json")) if options.clean else ():
         path = Path(text).absolute()
         if root.absolute() in path.parents and path.exists():
             raise ConfigError(
-                key, f"{text} lies in {root}, which --clean would remove; set another output_dir for this run"
+                key, f"{text} is inside {root}, which --clean would remove; set another output_dir"
             )
 
 
 def _texts(value: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Every text in a config, with its dotted key."""
+    """Yield (dotted key, value) of every string in a config."""
     if isinstance(value, str):
         yield key, value
     elif isinstance(value, dict):
@@ -63,41 +63,42 @@ def _check_occupied(run: RunFolder, options: LaunchOptions, occupied: bool) -> N
     if occupied and not options.resume:
         raise ConfigError(
             "output_dir",
-            f"{run.root} holds a run already; continue it with --resume, remove it with --clean, or set another "
+            f"{run.root} already contains a run; continue it with --resume, remove it with --clean, or set another "
             "output_dir",
         )
     if options.resume and not occupied:
-        raise ConfigError("--resume", f"there is no run in {run.root}; leave --resume away to start one")
+        raise ConfigError("--resume", f"there is no run in {run.root}; omit --resume to start one")
 
 
 def _resume_from(run: RunFolder, path: Path, occupied: bool) -> int:
-    """The step of the checkpoint that `path` means; one of another run is taken over into `run`."""
+    """Return the step of the checkpoint at `path`. A checkpoint of another run is copied into `run`."""
     folder, step = find_checkpoint(path)
     if folder.resolve() == run.checkpoint(step).resolve():
         return step
     if occupied:
         raise ConfigError(
             "output_dir",
-            f"{run.root} holds a run already, and {path} is not of it; set another output_dir to go on from there",
+            f"{run.root} already contains a run, and {path} belongs to another one; set another output_dir to continue "
+            "from that checkpoint",
         )
     if (
         folder.parent.name == "checkpoints"
         and (weights := RunFolder(folder.parents[1]).weights(step)).is_dir()
     ):
-        _take_over(weights, run.weights(step))
-    _take_over(folder, run.checkpoint(step))
+        _copy_published(weights, run.weights(step))
+    _copy_published(folder, run.checkpoint(step))
     return step
 
 
-def _take_over(source: Path, target: Path) -> None:
+def _copy_published(source: Path, target: Path) -> None:
     with publish_folder(target) as staging:
-        shutil.copytree(source, staging, copy_function=_link, dirs_exist_ok=True)
+        shutil.copytree(source, staging, copy_function=_link_or_copy, dirs_exist_ok=True)
 
 
 def find_checkpoint(path: Path) -> tuple[Path, int]:
-    """(folder, step) of the complete checkpoint that `path` means: itself, or the newest of a run folder.
+    """Return (folder, step) of the complete checkpoint at `path`, or of the newest one if `path` is a run folder.
 
-    Raises `ConfigError`.
+    Raises `ConfigError` if there is none.
     """
     checkpoints = RunFolder(path).checkpoints()
     if checkpoints:
@@ -112,8 +113,8 @@ def find_checkpoint(path: Path) -> tuple[Path, int]:
     return path.absolute(), json.loads(progress.read_text())["step"]
 
 
-def _link(source: str, target: str) -> None:
-    """The same file under another name, where the file system can: what was published never changes."""
+def _link_or_copy(source: str, target: str) -> None:
+    """Create a hard link, or a copy if the file system cannot. A link is safe because published files never change."""
     try:
         os.link(source, target)
     except OSError:

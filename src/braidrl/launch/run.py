@@ -1,4 +1,4 @@
-"""One run of `braid rl`: resolve its config, place and start its processes, show progress, stop them together."""
+"""Run of `braid rl`: resolution of the config, start of the processes, progress, and the end of the run."""
 
 import sys
 import time
@@ -22,8 +22,11 @@ from braidrl.utils.run_folder import RunFolder
 
 
 def resolve(config: RLConfig) -> RLConfig:
-    """Check environment blocks against verifiers, the renderer against its family, and that the user's functions are
-    there; let servers be reached, with a key, where other machines have to."""
+    """Return the config with resolved environment blocks, after checking environments, renderer, trackers and user
+    functions.
+
+    If processes run on several machines, servers listen on all interfaces and require an API key.
+    """
     from braidrl.configs.resolve import resolve_environments
 
     config = config.model_copy(deep=True)
@@ -41,8 +44,11 @@ def resolve(config: RLConfig) -> RLConfig:
 
 
 def resolved_toml(config: RLConfig) -> str:
-    """The resolved config, without what is chosen anew at each start, the addresses of the servers, and without the
-    processes' copies of shared keys, so that a flag may change such a key at the root."""
+    """Return the resolved config as TOML, in a form that can be loaded again for another start.
+
+    It omits server addresses, which are chosen at each start, and the per-process copies of shared keys, so that a flag
+    can override a shared key at the root.
+    """
     chosen = {
         f"{path}.{key}"
         for path, block, key in (
@@ -54,34 +60,38 @@ def resolved_toml(config: RLConfig) -> str:
     return to_toml(config, without=chosen | SHARED_COPIES)
 
 
-def carry_out(config: RLConfig, run: RunFolder, done: int, options: LaunchOptions) -> None:
-    """Run all processes to their end, in a folder that was made ready to go on after step `done`.
+def launch_run(config: RLConfig, run: RunFolder, after: int, options: LaunchOptions) -> None:
+    """Run all processes until they end. The folder must be prepared to continue after step `after`.
 
-    Raises `PlacementError` where there is no room, and `ProcessFailed` when a process dies.
+    With Ray, a run whose processes fail is resumed up to `ray.max_resumes` times.
+
+    Raises:
+        PlacementError: the launcher has no resources for a process.
+        ProcessFailed: a process failed.
     """
     run.configs.mkdir(parents=True, exist_ok=True)
     (run.configs / "rl.toml").write_text(resolved_toml(config))
-    print(f"run folder {run.root}" + (f", continuing after step {done}" if done else ""), flush=True)
+    print(f"run folder {run.root}" + (f", continuing after step {after}" if after else ""), flush=True)
     resumes = config.ray.max_resumes if config.launcher == "ray" else 0
     while True:
         try:
-            with recorded(run, done), tracking(config.tracker, run):
-                play(config, run, done, options)
+            with recorded(run, after), tracking(config.tracker, run):
+                run_processes(config, run, after, options)
             break
         except ProcessFailed as failure:
             if not resumes:
                 raise
-            print(f"braid rl: error: {failure}\nthe other processes were stopped", file=sys.stderr, end="")
+            print(f"braid rl: error: {failure}\nstopped the other processes", file=sys.stderr, end="")
         resumes -= 1
-        done = open_run_folder(run, LaunchOptions(resume=True))
-        print(f"; the run goes on after step {done}", file=sys.stderr, flush=True)
+        after = open_run_folder(run, LaunchOptions(resume=True))
+        print(f"; resuming after step {after}", file=sys.stderr, flush=True)
     prune_checkpoints(run, config.checkpoint)
     forget_weights_before(run, config.max_steps, keep=run.published("checkpoints"))
-    print(f"done: {config.max_steps} steps; the trained model lies in {run.weights(config.max_steps)}")
+    print(f"Finished {config.max_steps} steps. Model saved to {run.weights(config.max_steps)}")
 
 
 def open_launcher(config: RLConfig, slots: list[Slot]) -> Launcher:
-    """The launcher of the config, with room for `slots` asked for."""
+    """Return the configured launcher. With Ray, this requests the resources of `slots`."""
     if config.launcher == "ray":
         from braidrl.launch.ray import RayLauncher
 
@@ -93,32 +103,34 @@ def open_launcher(config: RLConfig, slots: list[Slot]) -> Launcher:
     return LocalLauncher(config.stop_timeout, visible_devices())
 
 
-def play(config: RLConfig, run: RunFolder, done: int, options: LaunchOptions) -> None:
-    """Place and start all processes, and watch them until trainer and orchestrator have ended.
+def run_processes(config: RLConfig, run: RunFolder, after: int, options: LaunchOptions) -> None:
+    """Place and start all processes, and supervise them until trainer and orchestrator have ended.
 
-    Raises `PlacementError` where there is no room, and `ProcessFailed` when a process dies.
+    Raises:
+        PlacementError: the launcher has no resources for a process.
+        ProcessFailed: a process failed.
     """
     slots = plan(config, machines_of(config))
     launcher = open_launcher(config, slots)
     try:
-        wiring = Wiring(config, run, launcher, slots, done, options.verbose)
+        wiring = Wiring(config, run, launcher, slots, after, options.verbose)
         with Supervisor(launcher, wiring.renew) as supervisor:
             for process in wiring.processes():
                 supervisor.start(process)
-            watch(supervisor, config, run, done, options)
+            show_progress(supervisor, config, run, after, options)
             if supervisor.restarts:
-                print(f"inference servers were started anew {supervisor.restarts} time(s)")
+                print(f"inference servers were restarted {supervisor.restarts} time(s)")
     finally:
         launcher.stop()
 
 
-def watch(
-    supervisor: Supervisor, config: RLConfig, run: RunFolder, done: int, options: LaunchOptions
+def show_progress(
+    supervisor: Supervisor, config: RLConfig, run: RunFolder, after: int, options: LaunchOptions
 ) -> None:
-    """Show progress until trainer and orchestrator have ended; raise `ProcessFailed` when a process dies."""
+    """Show progress until trainer and orchestrator have ended. Raises `ProcessFailed` if a process fails."""
     from braidrl.report.console import open_view
 
-    with open_view(run, config.max_steps, done, options.quiet, options.verbose) as view:
+    with open_view(run, config.max_steps, after, options.quiet, options.verbose) as view:
         while not supervisor.finished():
             supervisor.check()
             view.update()

@@ -1,4 +1,4 @@
-"""A run as one SLURM job: a script that starts `braid rl` on the first node, which starts everything else by `srun`."""
+"""Launcher for SLURM. The job script runs `braid rl` on the first node, which starts the other processes by `srun`."""
 
 import os
 import shlex
@@ -16,15 +16,18 @@ from braidrl.launch.resume import open_run_folder
 from braidrl.utils.run_folder import RunFolder
 
 FIRST_PORT = 10_000
-PORTS_OF_A_JOB = 64
-"""Jobs that share a node get ports of their own: 64 each, by job number, below those that systems give out freely."""
-JOBS = 256
+PORTS_PER_JOB = 64
+PORT_RANGES = 256
+"""Number of port ranges. Jobs that share a node get different ranges, chosen by job id, which all lie below the
+ephemeral ports of Linux (10,000 + 256 * 64 < 32,768)."""
 SCRIPT = "job.sh"
 
 
 def script(config: RLConfig, python: str) -> str:
-    """The job's script, for the resolved config in the run folder. Raises `ConfigError` where the nodes have not
-    enough GPUs."""
+    """Return the job script for the resolved config in the run folder.
+
+    Raises `ConfigError` if the nodes do not have enough GPUs.
+    """
     run = RunFolder(config.output_dir)
     command = [python, "-m", "braidrl.cli", "rl", "@", str(run.configs / "rl.toml"), "--in-job", "--resume"]
     lines = [
@@ -34,7 +37,7 @@ def script(config: RLConfig, python: str) -> str:
         *_comments(config),
         "set -euo pipefail",
         *config.slurm.setup,
-        "# --resume: a job that is queued again goes on from the newest checkpoint",
+        "# --resume: a requeued job continues from the newest checkpoint",
         f"exec {shlex.join(command)}",
     ]
     return "\n".join(lines) + "\n"
@@ -59,20 +62,20 @@ def _options(config: RLConfig, run: RunFolder) -> Iterator[str]:
 
 
 def _comments(config: RLConfig) -> Iterator[str]:
-    """What will run where."""
+    """Yield a comment line with the node and GPUs of each process."""
     for slot in plan(config, machines_of(config)):
         gpus = f", GPUs {','.join(map(str, slot.devices))}" if slot.devices else ""
         yield f"# {slot.name}: node {slot.machine}{gpus}"
 
 
 def show(config: RLConfig) -> int:
-    """`--dry-run`: print the script."""
+    """Print the job script, for `--dry-run`."""
     print(script(config, sys.executable), end="")
     return 0
 
 
 def submit(config: RLConfig, resolved: str, options: LaunchOptions) -> int:
-    """Write config and script into the run folder and hand the script to `sbatch`; exit code 0 when it took it."""
+    """Write config and job script to the run folder and submit the script with `sbatch`. Return the exit code."""
     text = script(config, sys.executable)
     run = RunFolder(config.output_dir)
     open_run_folder(run, options)
@@ -86,17 +89,21 @@ def submit(config: RLConfig, resolved: str, options: LaunchOptions) -> int:
     except FileNotFoundError:
         raise ConfigError(
             "launcher",
-            f"there is no sbatch on this machine; submit {path} from one that has it, or look at it with --dry-run",
+            f"there is no sbatch on this machine; submit {path} from a login node of the cluster, or print the script "
+            "with --dry-run",
         ) from None
     except subprocess.CalledProcessError as error:
-        print(f"braid rl: error: sbatch {path} ended with exit code {error.returncode}", file=sys.stderr)
+        print(f"braid rl: error: `sbatch {path}` ended with exit code {error.returncode}", file=sys.stderr)
         return 1
-    print(f"run folder {run.root}; progress stands in {run.log('slurm')}")
+    print(f"run folder {run.root}; progress is logged to {run.log('slurm')}")
     return 0
 
 
 class SlurmLauncher(LocalLauncher):
-    """The nodes of the job that this process runs in, by number; every process is a step of the job."""
+    """Launcher for the nodes of the current job, in which every process is a job step.
+
+    Raises `ConfigError` if the number of nodes of the job differs from `slurm.nodes`.
+    """
 
     def __init__(self, config: RLConfig) -> None:
         super().__init__(config.stop_timeout)
@@ -104,17 +111,24 @@ class SlurmLauncher(LocalLauncher):
         self.hosts = job_hosts()
         if len(self.hosts) != self.job.nodes:
             raise ConfigError(
-                "slurm.nodes", f"is {self.job.nodes}, but the job has {len(self.hosts)}; submit it again"
+                "slurm.nodes",
+                f"is {self.job.nodes}, but the job has {len(self.hosts)} nodes; submit the run again",
             )
 
     def _choose(self, slot: Slot) -> Placement:
-        """The node of the slot. No port can be tried out there from here: those of the job are given in turn."""
+        """Return the node of the slot and the next port of the job.
+
+        Ports are assigned in turn because this process cannot test whether a port is free on another node.
+        """
         job = int(os.environ["SLURM_JOB_ID"])
-        port = FIRST_PORT + job % JOBS * PORTS_OF_A_JOB + len(self.places) % PORTS_OF_A_JOB
+        port = FIRST_PORT + job % PORT_RANGES * PORTS_PER_JOB + len(self.places) % PORTS_PER_JOB
         return Placement(self.hosts[slot.machine], slot.port or port)
 
     def command(self, process: Process) -> list[str]:
-        """A step that shares its node with the others: they see all its GPUs, and use those of their slot."""
+        """Return the `srun` command of a step that shares its node (`--overlap`).
+
+        The step is granted all GPUs of the node; `CUDA_VISIBLE_DEVICES` limits it to those of its slot.
+        """
         gpus = [f"--gpus-per-node={self.job.gpus_per_node}"] if self.job.gpus_per_node else []
         return [
             "srun",
@@ -133,7 +147,7 @@ class SlurmLauncher(LocalLauncher):
 
 
 def job_hosts() -> list[str]:
-    """Names of the job's nodes, in order."""
+    """Return the host names of the job's nodes, in order."""
     listed = subprocess.run(
         ["scontrol", "show", "hostnames", os.environ["SLURM_JOB_NODELIST"]],
         capture_output=True,

@@ -1,6 +1,6 @@
-"""Watching the processes of a run, wherever a launcher has started them.
+"""Supervision of the processes of a run, for any launcher.
 
-If one dies, all stop; but an inference server that was up is started anew, some times.
+If a process fails, all are stopped. An inference server that was up is restarted first, up to `max_restarts` times.
 """
 
 import http.client
@@ -14,52 +14,57 @@ from braidrl.launch.contract import Launcher, Process, ProcessExit
 from braidrl.utils.log import tail
 
 WINDOW = 600.0
-"""Seconds in which `max_restarts` are counted."""
-PAUSE = 1.0
-"""Seconds between the end of a server and its new start; doubled with each further one in the window."""
+"""Seconds over which restarts are counted."""
+RESTART_DELAY = 1.0
+"""Seconds before the first restart of a server. Doubles with each further restart within `WINDOW`."""
 HEALTH_TIMEOUT = 0.5
-"""Longest wait for the answer of a server that is not up yet, in seconds."""
+"""Timeout of a health check of a starting server, in seconds."""
 
 
 class ProcessFailed(RuntimeError):
-    """Processes of the run ended although they should not have, or ended with an error."""
+    """Processes of the run failed or exited unexpectedly. The message contains the last lines of their logs.
+
+    Args:
+        ends: the processes and their exits.
+    """
 
     def __init__(self, ends: list[tuple[Process, ProcessExit]]) -> None:
-        first = sorted(ends, key=lambda each: each[1].code > 0)  # what was killed took the others with it
-        super().__init__("\n".join(f"{_told(process, end)}" for process, end in first))
+        # Killed processes (code < 0) come first: they usually caused the errors of the others.
+        ordered = sorted(ends, key=lambda each: each[1].code > 0)
+        super().__init__("\n".join(_describe_exit(process, end) for process, end in ordered))
 
 
 @dataclass
 class SupervisedProcess:
-    """A process under supervision."""
+    """State of one process."""
 
     process: Process
     was_up: bool = False
-    """Whether it has answered."""
+    """True once a health check has succeeded."""
     restarts: deque[float] = field(default_factory=deque)
-    """When it was started anew, within the window."""
+    """Times of its restarts within `WINDOW`, by `time.monotonic`."""
     due: float | None = None
-    """When it is to be started anew; None: it has been."""
+    """Time of the scheduled restart, by `time.monotonic`; None if none is scheduled."""
 
 
-def _same_again(process: Process) -> Process:
+def _unchanged(process: Process) -> Process:
     return process
 
 
 class Supervisor:
-    """The processes of one run. Leaving the context stops them all.
+    """Starts, checks and restarts the processes of one run. Leaving the context stops all of them.
 
     Args:
-        launcher: starts them.
-        renew: the process to start in the place of one that ended; None while there is no place for it.
+        launcher: launcher that runs the processes.
+        renew: returns the process that replaces one that ended, or None while it cannot be placed.
     """
 
-    def __init__(self, launcher: Launcher, renew: Callable[[Process], Process | None] = _same_again) -> None:
+    def __init__(self, launcher: Launcher, renew: Callable[[Process], Process | None] = _unchanged) -> None:
         self.launcher = launcher
         self.renew = renew
-        self.watched: dict[str, SupervisedProcess] = {}
+        self.supervised: dict[str, SupervisedProcess] = {}
         self.restarts = 0
-        """How often a server was started anew."""
+        """Total number of server restarts."""
 
     def __enter__(self) -> Self:
         return self
@@ -68,48 +73,50 @@ class Supervisor:
         self.launcher.stop()
 
     def start(self, process: Process) -> None:
-        """Start a process, and watch it from now on."""
+        """Start a process and supervise it."""
         self.launcher.start(process)
-        self.watched[process.name] = SupervisedProcess(process)
+        self.supervised[process.name] = SupervisedProcess(process)
 
     def check(self) -> None:
-        """Start anew what is due. Raises `ProcessFailed` where a process is not running and should be."""
+        """Restart servers that are due. Raises `ProcessFailed` if a process failed and is not restarted."""
         failed: list[tuple[Process, ProcessExit]] = []
-        for each in self.watched.values():
+        for each in self.supervised.values():
             if each.due is not None:
-                self._renew(each)
+                self._restart_if_due(each)
                 continue
             end = self.launcher.poll(each.process.name)
             if end is None:
-                each.was_up = each.was_up or _answers(each.process)
-            elif (end.code != 0 or not each.process.ends) and not self._forgive(each, end):
+                each.was_up = each.was_up or _is_healthy(each.process)
+            elif (end.code != 0 or not each.process.ends) and not self._schedule_restart(each, end):
                 failed.append((each.process, end))
         if failed:
             raise ProcessFailed(failed)
 
     def finished(self) -> bool:
-        """Whether every process that ends by itself has ended well."""
-        ends = [self.launcher.poll(each.process.name) for each in self.watched.values() if each.process.ends]
+        """Return True if every process that is expected to end has exited with code 0."""
+        ends = [
+            self.launcher.poll(each.process.name) for each in self.supervised.values() if each.process.ends
+        ]
         return all(end is not None and end.code == 0 for end in ends)
 
-    def _forgive(self, each: SupervisedProcess, end: ProcessExit) -> bool:
-        """Whether a process that has ended is started anew."""
-        now, most = time.monotonic(), each.process.max_restarts
+    def _schedule_restart(self, each: SupervisedProcess, end: ProcessExit) -> bool:
+        """Schedule a restart and return True, or return False if the process was never up or has no restarts left."""
+        now, limit = time.monotonic(), each.process.max_restarts
         while each.restarts and each.restarts[0] < now - WINDOW:
             each.restarts.popleft()
-        if not each.was_up or len(each.restarts) >= most:
+        if not each.was_up or len(each.restarts) >= limit:
             return False
-        pause = PAUSE * 2 ** len(each.restarts)
+        delay = RESTART_DELAY * 2 ** len(each.restarts)
         each.restarts.append(now)
-        each.due = now + pause
+        each.due = now + delay
         print(
-            f"{_told(each.process, end)}\nit is started anew in {pause:g} s ({len(each.restarts)} of {most} times in "
-            f"{WINDOW / 60:g} minutes)",
+            f"{_describe_exit(each.process, end)}\nrestarting in {delay:g} s (restart {len(each.restarts)} of {limit} "
+            f"within {WINDOW / 60:g} minutes)",
             flush=True,
         )
         return True
 
-    def _renew(self, each: SupervisedProcess) -> None:
+    def _restart_if_due(self, each: SupervisedProcess) -> None:
         if each.due is None or time.monotonic() < each.due:
             return
         process = self.renew(each.process)
@@ -120,12 +127,12 @@ class Supervisor:
         self.restarts += 1
 
 
-def _told(process: Process, end: ProcessExit) -> str:
+def _describe_exit(process: Process, end: ProcessExit) -> str:
     return f"{process.name} {end.how}; last lines of {process.log}:\n{tail(process.log)}"
 
 
-def _answers(process: Process) -> bool:
-    """Whether a server is up; asked only until it is, and of those that may be started anew."""
+def _is_healthy(process: Process) -> bool:
+    """Return True if a restartable server passes its health check. False for all other processes."""
     if process.health is None or process.max_restarts == 0:
         return False
     connection = http.client.HTTPConnection(process.health.host, process.health.port, timeout=HEALTH_TIMEOUT)

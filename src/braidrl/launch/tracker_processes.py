@@ -1,4 +1,4 @@
-"""The trackers of a run: processes beside it that can neither stop nor slow it."""
+"""Tracker processes of a run. They are separate from the run, so that a tracker cannot stop or slow it down."""
 
 import os
 import signal
@@ -18,16 +18,16 @@ from braidrl.utils.log import tail
 from braidrl.utils.run_folder import RunFolder
 
 LAUNCHED = "--launched"
-"""Flag of the launcher: standard input says how the run ended, and that label is the tracker's."""
-TOO_LATE = 75
-"""Exit code of a tracker that had to be cut off at the end."""
+"""Flag that the launcher adds, followed by the tracker's label. Standard input then receives the outcome of the run."""
+TIMED_OUT = 75
+"""Exit code of a tracker that exceeded `close_timeout`."""
 GRACE_SECONDS = 1.0
-"""How much later than a tracker should have ended it is killed."""
+"""Seconds after `close_timeout` until the launcher kills a tracker that has not exited by itself."""
 
 
 @dataclass
 class TrackerProcess:
-    """A tracker's process."""
+    """Process of one tracker."""
 
     label: str
     config: TrackerConfig
@@ -36,18 +36,18 @@ class TrackerProcess:
 
 
 def check_trackers(trackers: Sequence[TrackerConfig]) -> None:
-    """Raise `ConfigError` where the library of a tracker is not installed. Imports none."""
+    """Raise `ConfigError` if the library of a tracker is not installed. Does not import the libraries."""
     for index, tracker in enumerate(trackers):
         if tracker.type != "custom" and find_spec(tracker.type) is None:
             raise ConfigError(
                 f"tracker[{index}].type",
-                f"{tracker.type} is not installed: pip install 'braidrl[{tracker.type}]', or remove the tracker",
+                f"{tracker.type} is not installed: pip install 'braidrl[{tracker.type}]', or remove this tracker",
             )
 
 
 @contextmanager
 def tracking(trackers: Sequence[TrackerConfig], run: RunFolder) -> Iterator[None]:
-    """Have `trackers` follow `run` while what is inside runs; in the end each gets its `close_timeout`."""
+    """Run `trackers` during the body, and give each its `close_timeout` to finish afterwards."""
     if not trackers:
         yield
         return
@@ -85,11 +85,14 @@ def _start(label: str, tracker: TrackerConfig, run: RunFolder) -> TrackerProcess
 
 
 def _stop(started: Sequence[TrackerProcess], status: str) -> None:
-    """Tell all of them how the run ended, wait for each as long as it may take, kill the rest, and say who failed."""
+    """Send the outcome of the run to all trackers, wait up to each `close_timeout`, kill the rest, and print warnings.
+
+    The timeouts run concurrently: the outcome is sent to all before the first wait.
+    """
     now = time.monotonic()
     for each in started:
         assert each.popen.stdin is not None
-        with suppress(OSError):  # it has ended already
+        with suppress(OSError):  # the tracker has already exited
             each.popen.stdin.write(f"{status}\n".encode())
             each.popen.stdin.close()
     for each in started:
@@ -97,19 +100,19 @@ def _stop(started: Sequence[TrackerProcess], status: str) -> None:
         try:
             code = each.popen.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
-            code = TOO_LATE
+            code = TIMED_OUT
         if code:
             with suppress(ProcessLookupError):
                 os.killpg(each.popen.pid, signal.SIGKILL)
             each.popen.wait()
-            print(f"braid rl: warning: {_complaint(each, code, status)}", file=sys.stderr)
+            print(f"braid rl: warning: {_failure_message(each, code, status)}", file=sys.stderr)
 
 
-def _complaint(each: TrackerProcess, code: int, status: str) -> str:
-    late = f"was not ready {each.config.close_timeout:g} s after the end (tracker.close_timeout)"
-    why = tail(each.log, 1).removeprefix("  | ")
-    how = late if code == TOO_LATE else f"ended with exit code {code}: {why}"
+def _failure_message(each: TrackerProcess, code: int, status: str) -> str:
+    late = f"did not finish within {each.config.close_timeout:g} s of the end (tracker.close_timeout)"
+    last_line = tail(each.log, 1).removeprefix("  | ")
+    how = late if code == TIMED_OUT else f"ended with exit code {code}: {last_line}"
     return (
-        f"tracker {each.label} {how}; the run itself is not affected (it is {status}). Its log is {each.log}; send all "
-        f"of it with `braid track @ {each.log.parents[1] / 'config' / f'tracker_{each.label}.toml'}`"
+        f"tracker {each.label} {how}. The run is not affected (status: {status}). See {each.log}; to send all metrics "
+        f"again, run `braid track @ {each.log.parents[1] / 'config' / f'tracker_{each.label}.toml'}`"
     )

@@ -1,4 +1,4 @@
-"""Who finds whom: from places to the command of every process."""
+"""Addresses and commands of the processes of a run."""
 
 import os
 import secrets
@@ -16,17 +16,17 @@ from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 
 POLL_SECONDS = 0.2
-"""Pause between two looks at what is awaited."""
+"""Polling interval in seconds."""
 API_KEY = "BRAID_API_KEY"
-"""Environment variable of the key that is made for servers which other machines reach."""
+"""Environment variable of the generated API key, which servers require if other machines can reach them."""
 
 
 class PlacementError(RuntimeError):
-    """There was no room for a process."""
+    """The launcher has no resources for a process."""
 
 
 def place_all(launcher: Launcher, slots: Iterable[Slot]) -> dict[str, Placement]:
-    """A place for every slot, by its name. Raises `PlacementError` at the launcher's deadline."""
+    """Return the placement of every slot by name. Raises `PlacementError` after `launcher.placement_timeout`."""
     places: dict[str, Placement] = {}
     missing = list(slots)
     deadline = time.monotonic() + launcher.placement_timeout
@@ -37,19 +37,21 @@ def place_all(launcher: Launcher, slots: Iterable[Slot]) -> dict[str, Placement]
             return places
         if time.monotonic() > deadline:
             raise PlacementError(
-                f"waited {launcher.placement_timeout:g} s for room for {', '.join(slot.name for slot in missing)}; "
-                f"{launcher.shortage()}"
+                f"waited {launcher.placement_timeout:g} s for resources for "
+                f"{', '.join(slot.name for slot in missing)}; {launcher.shortage()}"
             )
         time.sleep(POLL_SECONDS)
 
 
 class Wiring:
-    """The processes of one start of a run.
+    """Places all slots, writes the config files of the processes and builds their commands.
 
     Args:
-        launcher: has placed all slots.
-        step: step that the run goes on after; 0: it starts.
-        verbose: whether logs have debug messages.
+        launcher: launcher that places the slots.
+        step: step to continue after, 0 for a new run.
+        verbose: write debug messages to the logs.
+
+    Raises `PlacementError` if a slot cannot be placed.
     """
 
     def __init__(
@@ -73,12 +75,14 @@ class Wiring:
         self._write_configs()
 
     def processes(self) -> list[Process]:
-        """All of them, in the order of their start; each waits for what it needs of the others."""
+        """Return all processes in start order. Each waits for the others itself, so all can start at once."""
         return [self._process(slot) for slot in self.slots.values()]
 
     def renew(self, process: Process) -> Process | None:
-        """The process to start in the place of a server that ended; None while there is no place for it. Where it
-        moves, the orchestrator reads so in the address file."""
+        """Return the replacement of a server that ended, or None while it cannot be placed.
+
+        If its address changed, the address file is updated, which the orchestrator reads.
+        """
         slot = self.slots[process.name]
         place = self.launcher.place(slot)
         if place is None:
@@ -89,7 +93,7 @@ class Wiring:
         return self._process(slot)
 
     def _write_configs(self) -> None:
-        """One file a process beside the resolved config of the run."""
+        """Write one config file per kind of process."""
         trainer = self.config.trainer.model_copy(deep=True)
         if "transfer_host" not in trainer.weights.model_fields_set:
             trainer.weights.transfer_host = self.places["trainer"].host
@@ -130,7 +134,7 @@ class Wiring:
         )
 
     def _rendezvous(self, slot: Slot) -> dict[str, str]:
-        """What a rank needs to find the others; nothing where it is the only one."""
+        """Return the `torch.distributed` variables of a trainer rank. Empty if it is the only rank."""
         ranks = [other for other in self.slots.values() if other.kind == "trainer"]
         if slot.kind != "trainer" or len(ranks) == 1:
             return {}
@@ -144,7 +148,7 @@ class Wiring:
         }
 
     def _keys(self) -> dict[str, str]:
-        """The key that servers and orchestrator share; a process on another machine would lack it."""
+        """Return the API key variable, which processes on other machines do not inherit."""
         name = self.config.inference.api_key_var
         return {name: os.environ[name]} if name is not None and name in os.environ else {}
 

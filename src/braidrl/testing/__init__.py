@@ -1,6 +1,6 @@
-"""Conformance kit of algorithms: builders of episodes, and checks that every algorithm passes.
+"""Conformance kit for algorithms: checks that every algorithm must pass, and builders of episodes.
 
-Imports `orchestrator.train`. Start with `conformance.py`.
+Imports `orchestrator.train`. Start with `conformance.py`. Usage:
 
 from braidrl.testing import CHECKS
 

@@ -1,4 +1,4 @@
-"""Builders of real verifiers episodes, with tokens and log-probs as a training rollout leaves them."""
+"""Builders of verifiers episodes with tokens and log-probs, as a training rollout produces them."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ TASK = TraceTask(type="Task", data=TaskData(idx=0, prompt="p"))
 
 
 def node(role: str, num_tokens: int, parent: int | None) -> MessageNode:
-    """A message of `num_tokens` tokens; an assistant's are sampled, each with log-prob -0.5."""
+    """Return a message of `num_tokens` tokens. Those of an assistant are sampled, each with log-prob -0.5."""
     sampled = role == "assistant"
     mask = [sampled] * num_tokens
     message: Any = {
@@ -40,7 +40,13 @@ def trace(
     trainable: bool = True,
     agent: str = "agent",
 ) -> Trace:
-    """A finished trace that is one chain of messages, `(role, number of tokens)` each."""
+    """Return a finished trace without branches.
+
+    Args:
+        reward: reward of the trace; None: it was not scored.
+        roles: `(role, number of tokens)` of each message.
+        ok: False for a trace that failed.
+    """
     nodes = [node(role, count, index - 1 if index else None) for index, (role, count) in enumerate(roles)]
     return Trace(
         task=TASK,
@@ -54,12 +60,17 @@ def trace(
 
 
 def episode(*traces: Trace, group: str | None = "g", ok: bool | None = None) -> Episode:
-    """A finished episode of these traces (one default trace if none)."""
-    played = list(traces) or [trace()]
+    """Return a finished episode of `traces`, by default one `trace()`.
+
+    Args:
+        group: id of the group.
+        ok: False for an episode that failed itself; None: it failed if one of its traces did.
+    """
+    members = list(traces) or [trace()]
     return Episode(
         task=TASK,
         group=None if group is None else GroupInfo(id=group),
-        ok=all(item.ok for item in played) if ok is None else ok,
+        ok=all(item.ok for item in members) if ok is None else ok,
         errors=[] if ok is not False else [Error(type="EnvError", message="finalize failed")],
-        traces=played,
+        traces=members,
     )

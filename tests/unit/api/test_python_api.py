@@ -1,4 +1,4 @@
-"""Environments from Python objects, and runs that are started from Python, up to where processes begin."""
+"""Environments from Python objects, and runs started from Python, up to the start of their processes."""
 
 import json
 import subprocess
@@ -36,7 +36,7 @@ def config_of(folder: Path, *sources: dict[str, Any], **keys: Any) -> dict[str, 
 
 
 async def rewarded(folder: Path, environment: braidrl.Environment, reply: str, number: int = 0) -> Any:
-    """The trace of one task whose answer is `reply`, played as a run would."""
+    """Run one task, in which the model answers `reply`, as a run would. Return its trace."""
     environment.write(folder)
     block = environment.block(folder)
     task = tasks(**{"taskset_id" if key == "id" else key: value for key, value in block["taskset"].items()})[
@@ -53,7 +53,7 @@ def test_importing_braidrl_loads_nothing_heavy() -> None:
         braidrl.runn  # noqa: B018
 
 
-async def test_a_reward_gets_by_name_what_it_asks_for(tmp_path: Path) -> None:
+async def test_reward_receives_the_arguments_it_names(tmp_path: Path) -> None:
     seen_by_parent: list[Any] = []
 
     def right(completion: str, answer: int) -> bool:
@@ -74,7 +74,7 @@ async def test_a_reward_gets_by_name_what_it_asks_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["None", "'1'", "float('nan')", "[1.0]", "1 / 0"])
-async def test_a_reward_that_fails_is_the_error_of_its_episode(tmp_path: Path, value: str) -> None:
+async def test_failing_reward_fails_its_episode(tmp_path: Path, value: str) -> None:
     reward = eval(f"lambda completion: {value}")
     trace = await rewarded(tmp_path, braidrl.environment(["a"], reward), "2")
     assert not trace.ok
@@ -82,30 +82,30 @@ async def test_a_reward_that_fails_is_the_error_of_its_episode(tmp_path: Path, v
     assert expected in trace.errors[-1].message
 
 
-def test_prompts_and_rewards_that_cannot_be_used_are_refused_at_once() -> None:
+def test_invalid_prompts_and_rewards_raise() -> None:
     good = lambda completion: 0.0
     for prompts, reward, message in (
         ([], good, "there are none"),
-        (["a", ""], good, r"prompts\[1\]: expected a text"),
+        (["a", ""], good, r"prompts\[1\]: got ''; expected a string"),
         ([{"question": "a"}], good, "a dict with a prompt"),
-        ([{"prompt": "a", "trace": 1}], good, "the field 'trace' has the name"),
+        ([{"prompt": "a", "trace": 1}], good, "the field name 'trace' is reserved"),
         ([{"prompt": "a", "answer": {1}}], good, "cannot be written as JSON"),
         (
             [ROWS[0], "b"],
             lambda completion, answer: 0.0,
-            r"asks for 'answer', which prompts\[1\] does not have",
+            r"requires the argument 'answer', which prompts\[1\] does not provide",
         ),
-        (["a"], lambda completion, /: 0.0, "asks for 'completion'"),
-        (["a"], 3, "no function"),
+        (["a"], lambda completion, /: 0.0, "requires the argument 'completion'"),
+        (["a"], 3, "cannot read the signature of 3"),
     ):
         with pytest.raises(ConfigError, match=message):
             braidrl.environment(prompts, reward)  # type: ignore[arg-type]
 
 
-def test_a_reward_that_holds_an_open_file_is_found_before_anything_is_touched(tmp_path: Path) -> None:
+def test_unpicklable_reward_raises_before_anything_is_written(tmp_path: Path) -> None:
     file = (tmp_path / "log").open("w")
     environment = braidrl.environment(["a"], lambda completion: float(file.write(completion)))
-    with pytest.raises(ConfigError, match="open them inside it"):
+    with pytest.raises(ConfigError, match="open them inside the function"):
         read(config_of(tmp_path, {"env": environment}))
     file.close()
     assert not (tmp_path / "run").exists()
@@ -128,7 +128,7 @@ def test_environments_become_plain_config_in_the_run_folder(tmp_path: Path) -> N
     assert {path.name for path in (run.root / "environments").iterdir()} == {"0", "1"}
 
 
-def test_what_a_run_leaves_runs_again_elsewhere(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_saved_config_runs_in_another_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     environment = braidrl.environment(["a"], lambda completion: 0.0)
     config, run, _ = open_folder(read(config_of(tmp_path, {"env": environment})), options_of(*[False] * 4))
     run.configs.mkdir()
@@ -140,11 +140,11 @@ def test_what_a_run_leaves_runs_again_elsewhere(tmp_path: Path, capsys: pytest.C
     assert again.orchestrator.train.source == config.orchestrator.train.source
 
 
-def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
+def test_existing_run_is_not_overwritten(tmp_path: Path) -> None:
     environment = braidrl.environment(["a"], lambda completion: 0.0)
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "precious").write_text("x")
-    with pytest.raises(ConfigError, match="holds a run already"):
+    with pytest.raises(ConfigError, match="already contains a run"):
         braidrl.run(config_of(tmp_path, {"env": environment}))
     with pytest.raises(
         ConfigErrors, match=r"trainer\.optim\.lrr: unknown key; did you mean 'trainer\.optim\.lr'"
@@ -152,12 +152,12 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
         braidrl.run(config_of(tmp_path, {"env": environment}, trainer={"optim": {"lrr": 1}}), clean=True)
     with pytest.raises(ConfigError, match="there is no taskset 'reverse-txt'"):
         braidrl.run(config_of(tmp_path, {"env": {"taskset": {"id": "reverse-txt"}}}), clean=True)
-    with pytest.raises(ConfigError, match="resume continues the run that clean would remove"):
+    with pytest.raises(ConfigError, match="resume: cannot be combined with clean"):
         braidrl.run(config_of(tmp_path, {"env": environment}), clean=True, resume=True)
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["precious"]
 
 
-def test_a_file_and_a_typed_config_are_configs_too(tmp_path: Path) -> None:
+def test_file_and_typed_config_are_accepted(tmp_path: Path) -> None:
     source = '[[orchestrator.train.source]]\nenv.taskset.id = "reverse-text"'
     (tmp_path / "rl.toml").write_text(f'output_dir = "elsewhere"\n[model]\npath = "m"\n{source}\n')
     config = read(tmp_path / "rl.toml").config
@@ -165,7 +165,7 @@ def test_a_file_and_a_typed_config_are_configs_too(tmp_path: Path) -> None:
     assert read(config).config == read(str(tmp_path / "rl.toml")).config == config
 
 
-def test_a_run_tells_what_its_folder_holds(tmp_path: Path) -> None:
+def test_run_reads_its_folder(tmp_path: Path) -> None:
     run, files = braidrl.Run(str(tmp_path)), RunFolder(tmp_path)
     with pytest.raises(FileNotFoundError, match="has no weights"):
         run.weights  # noqa: B018

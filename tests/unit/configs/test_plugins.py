@@ -42,7 +42,7 @@ def test_an_installed_algorithm_is_listed_with_its_package(braid: Commands) -> N
     block = listed(braid("algorithms").stdout)["cut_mean"]
     assert "comes from: braid-cut-mean 0.1.0" in block and "parameters: bound = 1.0" in block
     text = braid("algorithms", "cut_mean").stdout
-    assert "Every sampled token of rollout i gets A_i" in text and "Largest size of an advantage." in text
+    assert "Every sampled token of rollout i gets A_i" in text and "Maximum absolute advantage." in text
 
 
 def test_an_installed_algorithm_is_in_the_schema_and_validates(braid: Commands, package: Path) -> None:
@@ -156,7 +156,7 @@ def test_a_clash_is_one_line_of_the_command(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("algorithm", "message"),
-    [("nowhere_at_all:A", "cannot be imported"), ("builtins:int", "which is no Algorithm")],
+    [("nowhere_at_all:A", "cannot be imported"), ("builtins:int", "not an Algorithm")],
 )
 def test_a_config_that_leads_to_no_algorithm_is_refused(
     algorithm: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -221,9 +221,9 @@ def test_the_list_needs_nothing_heavy() -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["grpo"], "'grpo' is an algorithm of braidrl already"),
-        (["Über"], "'Über' is no name"),
-        (["for"], "'for' is no name"),
+        (["grpo"], "'grpo' is already an algorithm of braidrl"),
+        (["Über"], "'Über' is not a valid name"),
+        (["for"], "'for' is not a valid name"),
     ],
 )
 def test_a_name_that_will_not_do_is_refused(
@@ -246,5 +246,5 @@ def test_a_new_package_says_what_to_do_next(tmp_path: Path, capsys: pytest.Captu
 def test_nothing_is_overwritten(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "precious").write_text("mine")
     assert main(["new-algorithm", "fresh", "--folder", str(tmp_path)]) == 2
-    assert "is not empty; name a new folder" in capsys.readouterr().err
+    assert "is not empty; choose a new folder" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["precious"]

@@ -77,7 +77,7 @@ def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Where a reader is, with modules of their own. Runs that are started from Python end before processes begin."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("braidrl.api.runs.carry_out", lambda *_: None)
+    monkeypatch.setattr("braidrl.api.runs.launch_run", lambda *_: None)
     monkeypatch.syspath_prepend(str(tmp_path))
     known = set(sys.modules)
     yield tmp_path

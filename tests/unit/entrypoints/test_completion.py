@@ -30,7 +30,7 @@ def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def candidates(scripts: Path, *line: str) -> list[str]:
-    """What bash offers for the last word of a command line."""
+    """Return the completions that bash offers for the last word of a command line."""
     quoted = " ".join(f"'{word}'" for word in line)
     program = (
         f"source braid.bash; COMP_WORDS=({quoted}); COMP_CWORD={len(line) - 1}; _braid; "
@@ -54,13 +54,13 @@ def test_bash_offers_commands_keys_and_values(scripts: Path) -> None:
     assert candidates(scripts, "braid", "losses", "g") == ["grpo", "gspo"]
 
 
-def test_bash_leaves_files_to_itself(scripts: Path) -> None:
+def test_bash_completes_files_natively(scripts: Path) -> None:
     assert candidates(scripts, "braid", "rl", "@", "my") == []
     assert candidates(scripts, "braid", "runs", "") == []
 
 
 def typed(shell: Sequence[str], start: str, keys: str, expected: str, folder: Path) -> str:
-    """What a shell on a terminal shows once `keys` were typed, as soon as `expected` is in it."""
+    """Type `keys` into a shell on a terminal and return its output as soon as it contains `expected`."""
     environment = {**os.environ, "TERM": "dumb", "PS1": "> ", "HOME": str(folder), "INPUTRC": "/dev/null"}
     child, terminal = pty.fork()
     if child == 0:
@@ -97,7 +97,7 @@ def typed(shell: Sequence[str], start: str, keys: str, expected: str, folder: Pa
         ("braid rl @ my\t", "@ my_run.toml"),
     ],
 )
-def test_a_person_at_bash_presses_tab(keys: str, expected: str, scripts: Path) -> None:
+def test_tab_in_interactive_bash(keys: str, expected: str, scripts: Path) -> None:
     assert expected in typed(["bash", "--norc", "-i"], "source braid.bash", keys, expected, scripts)
 
 
@@ -112,7 +112,7 @@ def test_a_person_at_bash_presses_tab(keys: str, expected: str, scripts: Path) -
         ("braid rl @ my\t", "@ my_run.toml"),
     ],
 )
-def test_a_person_at_zsh_presses_tab(keys: str, expected: str, scripts: Path) -> None:
+def test_tab_in_interactive_zsh(keys: str, expected: str, scripts: Path) -> None:
     start = "autoload -U compinit; compinit -u -D; source ./braid.zsh"
     assert expected in typed(["zsh", "-f", "-i"], start, keys, expected, scripts)
 
@@ -132,7 +132,7 @@ def test_fish_offers_commands_keys_and_values(scripts: Path) -> None:
     assert "my_run.toml" in offered("braid rl @ my")
 
 
-def test_another_shell_is_one_clear_error(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unsupported_shell_is_rejected(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         completion.main(["csh"])
     assert ended.value.code == 2

@@ -33,7 +33,7 @@ group_size = {group_size}
 
 
 def write_run(root: Path, lr: float = 1e-5, group_size: int = 8, steps: int = 4) -> RunFolder:
-    """A run of so many steps whose reward rises with the learning rate."""
+    """Write a run of the given number of steps whose reward rises with the learning rate."""
     run = RunFolder(root)
     run.configs.mkdir(parents=True)
     (run.configs / "rl.toml").write_text(CONFIG.format(root=root, lr=lr, group_size=group_size))
@@ -84,7 +84,7 @@ def test_runs_are_listed_with_status_and_last_metrics(
     assert listed["good"]["seconds"] >= 0.0 and listed["old"]["seconds"] is None
 
 
-def test_a_run_that_runs_is_seen_by_another_process(tmp_path: Path) -> None:
+def test_running_run_is_detected_by_another_process(tmp_path: Path) -> None:
     with recorded(write_run(tmp_path / "mine", steps=1)):
         command = [sys.executable, "-m", "braidrl.cli", "runs", str(tmp_path)]
         done = subprocess.run(
@@ -93,7 +93,7 @@ def test_a_run_that_runs_is_seen_by_another_process(tmp_path: Path) -> None:
     assert done.returncode == 0 and done.stdout.splitlines()[1].split()[1:4] == ["rl", "running", "1/4"]
 
 
-def test_an_evaluation_is_listed_as_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluation_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = RunFolder(tmp_path / "held")
     run.configs.mkdir(parents=True)
     (run.configs / "eval.toml").write_text("seq_len = 64\n")
@@ -107,7 +107,7 @@ def test_an_evaluation_is_listed_as_one(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_folders_without_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert shown(capsys, "runs", tmp_path) == [f"no run in {tmp_path}"]
+    assert shown(capsys, "runs", tmp_path) == [f"no runs in {tmp_path}"]
     assert main(["runs", str(tmp_path / "nowhere")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     run = write_run(tmp_path / "run")
@@ -136,9 +136,7 @@ def test_compare_shows_what_differs_and_every_curve_on_one_scale(
     assert names[0].startswith("eval/") and names.index("trainer/loss") == len(names) - 2
 
 
-def test_compare_takes_any_metric_and_speaks_to_machines(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_compare_selected_metrics_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b", lr=2e-5, steps=1)
     lines = shown(capsys, "compare", first.root, second.root, "--metrics", "trainer/lr,staleness")
     assert [line.split()[0] for line in lines[lines.index("") + 1 :]] == [
@@ -152,7 +150,7 @@ def test_compare_takes_any_metric_and_speaks_to_machines(
     assert found["metrics"]["eval/held/reward/mean"][1] == {"steps": [1], "values": [0.625], "ci95": 0.125}
 
 
-def test_equal_configs_are_said_to_be_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_compare_reports_equal_configs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = write_run(tmp_path / "a"), write_run(tmp_path / "b")
     assert shown(capsys, "compare", first.root, second.root)[0] == "the configs are the same"
 
@@ -160,12 +158,12 @@ def test_equal_configs_are_said_to_be_the_same(tmp_path: Path, capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["{a}"], "compares with nothing; name two or more"),
-        (["{a}", "{nowhere}"], "is no run folder"),
+        (["{a}"], "cannot compare a single run"),
+        (["{a}", "{nowhere}"], "nowhere is not a run folder"),
         (["{a}", "{a}", "--metrics", "nonsense"], "no run has a metric with 'nonsense'"),
     ],
 )
-def test_compare_says_what_is_wrong(
+def test_compare_errors(
     args: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = write_run(tmp_path / "a")
@@ -173,7 +171,7 @@ def test_compare_says_what_is_wrong(
     assert message in capsys.readouterr().err
 
 
-def test_bars_average_what_does_not_fit() -> None:
+def test_sparkline_averages_points_that_do_not_fit() -> None:
     assert sparkline([], 8) == "" and sparkline([float("nan")], 8) == ""
     assert sparkline([1.0, 1.0], 8) == "▁▁"
     assert sparkline([0.0, 0.5, 1.0], 8) == "▁▅█"
@@ -182,7 +180,7 @@ def test_bars_average_what_does_not_fit() -> None:
     assert plain(sparkline([0.0, 1.0], 2)) == "_@"
 
 
-def test_the_last_line_of_a_long_file_is_found(tmp_path: Path) -> None:
+def test_last_row_of_a_long_file(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     assert last_row(path) is None
     path.write_text('{"step": 1}')
@@ -193,13 +191,13 @@ def test_the_last_line_of_a_long_file_is_found(tmp_path: Path) -> None:
     assert (last_row(path) or {})["step"] == 5
 
 
-def test_names_are_as_long_as_they_must_be_and_durations_short() -> None:
+def test_short_names_and_durations() -> None:
     assert short_names([Path("/o/a"), Path("/o/b")]) == ["a", "b"]
     assert short_names([Path("/o/1/rl"), Path("/o/2/rl")]) == ["1/rl", "2/rl"]
     assert list(map(duration, (5.0, 600.0, 9000.0, 200_000.0))) == ["5 s", "10 min", "2.5 h", "2.3 d"]
 
 
-def test_supervised_fine_tuning_is_a_run_as_well(
+def test_sft_writes_a_run_record(
     tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = tmp_path / "sft"

@@ -59,7 +59,7 @@ def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
         ["algo: max_rl", "2", "50.0%", "1", "12", "0"],
         ["against: grpo", "2", "50.0%", "0.25", "12", "0"],
     ]
-    assert "of 18 sampled tokens: correlation 1.0000, the same sign on 100.0%" in text
+    assert "of 18 sampled tokens: correlation 1.0000, same sign on 100.0%" in text
     lines = [json.loads(line) for line in output.read_text().splitlines()]
     assert len(lines) == 6
     assert lines[0]["algo"] == {"type": "max_rl", "advantages": [0, 0, 3, 3, 3]}
@@ -86,8 +86,8 @@ def test_rewards_are_measured_against_group_or_batch(
     assert rows(capsys.readouterr().out)["sums a"]["algo: grpo"] == expected
 
 
-def test_what_is_predicted_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of an ECHO trace the observation tokens and their weight; a group without advantage still trains them."""
+def test_ce_weights_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Observation tokens of ECHO are shown with their weight. A group without advantages still trains them."""
     talks = [("user", 2), ("assistant", 3), ("tool", 4), ("assistant", 1)]
     played = [episode(trace(1.0, roles), group="sums-1") for roles in (talks, talks[:2])]
     path = record(tmp_path / "e.jsonl", *played)
@@ -100,7 +100,7 @@ def test_what_is_predicted_shows(tmp_path: Path, capsys: pytest.CaptureFixture[s
         "against: grpo": ["0", "0"],
     }
     assert "echo     1       0.0%            0                    0          4" in text
-    assert "no correlation, for one of them never varies" in text
+    assert "correlation undefined, because one of them is constant" in text
 
 
 def test_weights_within_the_rl_loss_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,10 +114,10 @@ def test_weights_within_the_rl_loss_count(tmp_path: Path, capsys: pytest.Capture
     assert rows(text)["sums a"]["rl weights"] == ["3 x 0.167", "3 x 0.167"]
     assert rows(text)["sums b"]["rl weights"] == ["9 x 0.0556", "9 x 0.0556"]
     assert rows(text)["sums b"]["algo: grpo"] == rows(text)["sums b"]["against: grpo"] == ["+0.5", "-0.5"]
-    assert "of 24 sampled tokens: correlation 0.8660, the same sign on 100.0%" in text  # sqrt(3) / 2
+    assert "of 24 sampled tokens: correlation 0.8660, same sign on 100.0%" in text  # sqrt(3) / 2
 
 
-def test_agents_and_what_is_left_out_show(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_agents_and_excluded_traces_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hands = [
         episode(trace(reward, agent="player0"), trace(-reward, agent="player1"), group="sums-1")
         for reward in (1.0, 2.0)
@@ -132,7 +132,7 @@ def test_agents_and_what_is_left_out_show(tmp_path: Path, capsys: pytest.Capture
     }
 
 
-def test_a_long_record_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_limits_the_printed_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(
         tmp_path / "e.jsonl", *(played for number in range(7) for played in group(f"sums-{number}", 1, 0))
     )
@@ -144,7 +144,7 @@ def test_a_long_record_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFi
         assert "algo: grpo  7 " in text
 
 
-def test_each_source_has_an_algorithm_of_its_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_source_has_its_own_algorithm_state(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, 1.0))
     record(path, *group("b", 1.0), env="poker")
     assert main(["score", str(path), "--algo.type", "rae", "--algo.decay", "0.5"]) == 0
@@ -155,7 +155,7 @@ def test_each_source_has_an_algorithm_of_its_own(tmp_path: Path, capsys: pytest.
     assert "sums" not in capsys.readouterr().out
 
 
-def test_traces_that_cannot_be_compared_stay_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_incomparable_traces_are_excluded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     failed = episode(trace(1.0, ok=False), group="a")
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, math.nan, math.inf, None, 0.0), failed)
     assert main(["score", str(path)]) == 0
@@ -165,7 +165,7 @@ def test_traces_that_cannot_be_compared_stay_out(tmp_path: Path, capsys: pytest.
     assert shown["algo: grpo"] == ["+0.5", "-", "-", "-", "-0.5", "-"]
 
 
-def test_the_signal_of_the_run_is_taken_off(tmp_path: Path) -> None:
+def test_recorded_signal_is_removed(tmp_path: Path) -> None:
     played = episode()
     played.traces[0].nodes[1].advantages = [7.0] * 3
     played.traces[0].nodes[1].loss_weights = {"ce": [1.0] * 3}
@@ -175,10 +175,10 @@ def test_the_signal_of_the_run_is_taken_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("config", [GRPOConfig(), RAEConfig()], ids=lambda config: config.type)
-async def test_a_run_is_scored_as_it_was(
+async def test_replay_reproduces_the_signal_of_a_run(
     config: BaseAlgorithmConfig, tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    """The advantages of a replay are those that the trainer was sent."""
+    """The advantages of a replay are those that were sent to the trainer."""
     source = {"name": "stub", "env": {"taskset": {"id": "stub-tasks"}}, "algo": {"type": config.type}}
     train = {"group_size": 4, "sampling": {"max_tokens": 16}, "source": [source]}
     batches, _ = await run_stub(tiny_model_dir, tmp_path, max_steps=2, train=train)
@@ -204,11 +204,11 @@ def shipped(batches: list[TrainingBatch]) -> set[tuple[str, tuple[float, ...]]]:
         (["--algo.type", "sft"], "choose grpo, max_rl, rae, hierarchical_grpo, echo"),
         (["--algo.type", "hierarchical_grpo"], "has no agent 'solver', only 'agent'"),
         (["--algo.typ", "grpo"], "algo.typ: unknown key"),
-        (["--source", "nobody"], "source: no episode of"),
-        (["--output", "{folder}/e.jsonl"], "e.jsonl exists; name a new file"),
+        (["--source", "nobody"], "has no episode of source 'nobody'; it has episodes of 'sums'"),
+        (["--output", "{folder}/e.jsonl"], "e.jsonl exists; choose a new file"),
     ],
 )
-def test_what_cannot_be_scored_is_one_clear_line(
+def test_errors_are_one_line(
     flags: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0))
@@ -220,7 +220,7 @@ def test_what_cannot_be_scored_is_one_clear_line(
 @pytest.mark.parametrize(
     "content", [b"", b"{", b'{"a": 1}\n', b"[1]\n", msgspec.json.encode({"traces": [{}]})]
 )
-def test_a_file_of_something_else_is_refused(
+def test_invalid_recordings_are_rejected(
     content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "e.jsonl").write_bytes(content)
@@ -230,9 +230,7 @@ def test_a_file_of_something_else_is_refused(
         assert error.startswith("braid score: error: episodes: ") and error.count("\n") == 1
 
 
-def test_the_groups_of_a_step_are_the_batch_of_an_algorithm_that_waits_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_score_batch_receives_the_groups_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
 
     class Watches(Algorithm[RAEConfig]):

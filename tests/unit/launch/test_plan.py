@@ -1,4 +1,4 @@
-"""Which processes a run has, and how cores, GPUs and ports are shared among them."""
+"""Assignment of cores, GPUs and ports to the processes of a run."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ def devices(slots: list[Slot]) -> dict[str, tuple[int, tuple[int, ...]]]:
     return {slot.name: (slot.machine, slot.devices) for slot in slots}
 
 
-def test_one_of_each_has_the_plain_names() -> None:
+def test_names_of_single_processes() -> None:
     slots = plan(run_of(1, 1), Nodes(ONE, ONE, cores=8, devices=0))
     assert [slot.name for slot in slots] == ["inference", "orchestrator", "trainer"]
     assert all(slot.devices == () for slot in slots)
@@ -53,13 +53,13 @@ def test_cores_are_split_among_processes(settings: dict, expected: dict[str, int
     assert expected.items() <= threads.items()
 
 
-def test_threads_of_the_config_win() -> None:
+def test_configured_threads_take_precedence() -> None:
     config = config_of(inference={"threads": 3}, trainer={"threads": 5})
     threads = [slot.threads for slot in plan(config, Nodes(ONE, ONE, cores=1, devices=0))]
     assert threads == [3, None, 5]
 
 
-def test_servers_and_ranks_of_one_machine_have_gpus_of_their_own() -> None:
+def test_servers_and_ranks_on_one_machine_get_separate_gpus() -> None:
     slots = plan(run_of(2, 4, tensor=2), Nodes(ONE, ONE, cores=8, devices=8))
     assert devices(slots) == {
         "inference_0": (0, (0, 1)),
@@ -78,7 +78,7 @@ def test_the_only_gpu_is_shared() -> None:
     assert devices(slots)["inference"] == devices(slots)["trainer"] == (0, (0,))
 
 
-def test_a_shared_device_is_the_same_for_both() -> None:
+def test_share_device_assigns_the_same_gpu() -> None:
     config = run_of(1, 1, share_device=True, orchestrator={"max_off_policy_steps": 0})
     slots = plan(config, Nodes(ONE, ONE, cores=8, devices=4))
     assert devices(slots)["inference"] == devices(slots)["trainer"] == (0, (0,))
@@ -121,7 +121,7 @@ def test_too_few_gpus_are_an_error(config: RLConfig, machines: Nodes, message: s
         plan(config, machines)
 
 
-def test_ports_follow_the_one_that_is_set() -> None:
+def test_ports_count_up_from_the_configured_one() -> None:
     machines = Nodes(ONE, ONE, cores=1, devices=0)
     assert [slot.port for slot in plan(run_of(2, 1), machines)] == [None] * 4
     config = config_of(inference={"replicas": 2, "port": 9000})
@@ -155,6 +155,6 @@ def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"launcher": "lsf"}, "'local', 'ray' or 'slurm'"),
     ],
 )
-def test_placements_that_cannot_be(settings: dict, message: str) -> None:
+def test_invalid_placements_are_rejected(settings: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config_of(**settings)

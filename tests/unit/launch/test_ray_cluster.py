@@ -1,4 +1,4 @@
-"""What `launcher = "ray"` says where it cannot work, and which processes it places together."""
+"""Errors of `launcher = "ray"` without a package or cluster, and its placement groups."""
 
 import importlib
 import socket
@@ -15,14 +15,14 @@ from tests.unit.launch.test_plan import config_of, run_of
 MODULE = "braidrl.launch.ray"
 
 
-def test_a_missing_package_is_named_with_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     monkeypatch.delitem(sys.modules, MODULE, raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'braidrl\[ray\]'"):
         open_launcher(config_of(launcher="ray"), [])
 
 
-def test_a_head_that_does_not_answer_is_an_error_at_once(tmp_path: Path) -> None:
+def test_unreachable_head_raises_immediately(tmp_path: Path) -> None:
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{closed.getsockname()[1]}"
@@ -31,7 +31,7 @@ def test_a_head_that_does_not_answer_is_an_error_at_once(tmp_path: Path) -> None
             open_launcher(config, [])
 
 
-def test_all_ranks_are_placed_together_and_each_other_process_alone() -> None:
+def test_placement_groups() -> None:
     config = run_of(2, 2, launcher="ray", ray={"trainer_nodes": 2, "cpus_per_process": 3})
     slots = plan(config, machines_of(config))
     assert {slot.threads for slot in slots} == {3, None}

@@ -1,4 +1,4 @@
-"""Where `--resume` goes on: the run's own checkpoints, and those of another run."""
+"""`--resume` from the run's own checkpoints, and from those of another run."""
 
 import json
 from pathlib import Path
@@ -45,24 +45,24 @@ def resume(run: RunFolder, path: Path | None = None) -> int:
         ),
     ],
 )
-def test_the_command_line_says_what_to_resume(args: list[str], path: str | None) -> None:
+def test_resume_arguments(args: list[str], path: str | None) -> None:
     options = parse_options(args)
     assert options.resume and options.resume_from == (None if path is None else Path(path))
     assert path is None or (options.config_args, options.verbose) == (["@", "a.toml"], True)
 
 
-def test_the_newest_checkpoint_of_the_run_itself(run: RunFolder) -> None:
+def test_resume_from_the_newest_own_checkpoint(run: RunFolder) -> None:
     assert resume(run) == resume(run, run.root) == resume(run, run.checkpoint(3)) == 3
     assert run.published("weights") == [2, 3]
 
 
-def test_an_earlier_checkpoint_of_the_run_itself_forgets_what_came_later(run: RunFolder) -> None:
+def test_resume_from_an_earlier_own_checkpoint_removes_later_steps(run: RunFolder) -> None:
     assert resume(run, run.checkpoint(2)) == 2
     assert run.checkpoints() == [1, 2] and run.published("weights") == [2]
     assert [line["step"] for line in read_metrics(run.metrics("eval"))] == [1, 2]
 
 
-def test_another_run_goes_on_in_a_folder_of_its_own(run: RunFolder, tmp_path: Path) -> None:
+def test_resume_from_another_run_in_a_new_folder(run: RunFolder, tmp_path: Path) -> None:
     newest, second = RunFolder(tmp_path / "newest"), RunFolder(tmp_path / "second")
     assert resume(newest, run.root) == 3
     assert resume(second, run.checkpoint(2)) == 2
@@ -74,7 +74,7 @@ def test_another_run_goes_on_in_a_folder_of_its_own(run: RunFolder, tmp_path: Pa
     assert resume(newest) == 3, "and then it is a run like any other"
 
 
-def test_a_checkpoint_without_weights_or_run_is_enough(run: RunFolder, tmp_path: Path) -> None:
+def test_resume_from_a_moved_checkpoint_without_weights(run: RunFolder, tmp_path: Path) -> None:
     moved = tmp_path / "kept" / "best"
     moved.parent.mkdir()
     run.checkpoint(1).rename(moved)
@@ -83,11 +83,11 @@ def test_a_checkpoint_without_weights_or_run_is_enough(run: RunFolder, tmp_path:
     assert fork.checkpoints() == [1] and fork.published("weights") == []
 
 
-def test_nothing_is_overwritten_and_nothing_half_written_chosen(run: RunFolder, tmp_path: Path) -> None:
+def test_occupied_folders_and_incomplete_checkpoints_are_rejected(run: RunFolder, tmp_path: Path) -> None:
     occupied = RunFolder(tmp_path / "occupied")
     publish_bytes(occupied.batch(1), b"")
     with pytest.raises(
-        ConfigError, match=r"occupied holds a run already.*is not of it; set another output_dir"
+        ConfigError, match=r"occupied already contains a run.*belongs to another one; set another output_dir"
     ):
         resume(occupied, run.checkpoint(3))
     run.orchestrator_checkpoint(3).unlink()
@@ -98,7 +98,7 @@ def test_nothing_is_overwritten_and_nothing_half_written_chosen(run: RunFolder, 
         resume(RunFolder(tmp_path / "other"), tmp_path)
 
 
-def test_what_the_config_reads_is_not_cleaned_away(run: RunFolder, tmp_path: Path) -> None:
+def test_clean_does_not_remove_the_model_of_the_config(run: RunFolder, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text(f"""
         model.path = "{run.weights(3)}"

@@ -1,4 +1,4 @@
-"""The job script: what it says, that a shell reads it, and that it runs."""
+"""The SLURM job script and the commands of job steps."""
 
 import os
 import shutil
@@ -62,7 +62,7 @@ GOLDEN = """\
 set -euo pipefail
 module load cuda
 . /shared/venv/bin/activate
-# --resume: a job that is queued again goes on from the newest checkpoint
+# --resume: a requeued job continues from the newest checkpoint
 exec /shared/venv/bin/python -m braidrl.cli rl @ /scratch/run/config/rl.toml --in-job --resume
 """
 
@@ -71,12 +71,12 @@ def cluster(**more: Any) -> RLConfig:
     return config_of(**{**CLUSTER, **more})
 
 
-def test_the_script_is_the_golden_one() -> None:
+def test_script_equals_the_golden_one() -> None:
     assert script(cluster(), "/shared/venv/bin/python") == GOLDEN
 
 
 @pytest.mark.parametrize("slurm", [CLUSTER["slurm"], {}], ids=["all", "defaults"])
-def test_a_shell_reads_the_script(slurm: dict[str, Any], tmp_path: Path) -> None:
+def test_script_is_valid_shell(slurm: dict[str, Any], tmp_path: Path) -> None:
     path = tmp_path / "job.sh"
     path.write_text(script(cluster(slurm=slurm, output_dir="a run/it's"), "/bin/python 3"))
     subprocess.run(["bash", "-n", str(path)], check=True)
@@ -96,7 +96,7 @@ def test_dry_run_prints_the_script_and_starts_nothing(
     assert not out.exists()
 
 
-def test_without_sbatch_the_script_is_there_to_be_submitted(
+def test_script_is_written_even_without_sbatch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -108,7 +108,7 @@ def test_without_sbatch_the_script_is_there_to_be_submitted(
 
 @pytest.fixture
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job of three nodes, as far as its environment says so."""
+    """Environment of a job with three nodes."""
     tool = tmp_path / "scontrol"
     tool.write_text('#!/bin/sh\n[ "$*" = "show hostnames n[1-3]" ] && printf "n1\\nn2\\nn3\\n"\n')
     tool.chmod(0o755)
@@ -117,7 +117,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_NODELIST", "n[1-3]")
 
 
-def test_a_process_is_a_step_on_its_node_and_sees_the_gpus_of_its_slot(job: None, tmp_path: Path) -> None:
+def test_process_runs_as_a_step_on_its_node_and_gpus(job: None, tmp_path: Path) -> None:
     launcher = SlurmLauncher(cluster())
     first = launcher.place(Slot("inference_0", "inference", devices=(0, 1)))
     place = launcher.place(Slot("trainer_rank1", "trainer", 1, machine=2, devices=(2, 3)))
@@ -137,6 +137,6 @@ def test_a_process_is_a_step_on_its_node_and_sees_the_gpus_of_its_slot(job: None
     ]
 
 
-def test_a_job_of_another_size_is_refused(job: None) -> None:
+def test_job_with_another_number_of_nodes_is_rejected(job: None) -> None:
     with pytest.raises(ConfigError, match="is 2, but the job has 3"):
         SlurmLauncher(cluster(slurm={"nodes": 2}))

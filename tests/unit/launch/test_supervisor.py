@@ -1,4 +1,4 @@
-"""Starting and stopping processes together, on commands that end at once or never, and starting servers anew."""
+"""Supervision of processes: exits, failures, stopping, and restarts of servers."""
 
 import asyncio
 import subprocess
@@ -23,13 +23,13 @@ def process(folder: Path, *args: str, name: str = "helper", **more: bool) -> Pro
 
 
 def start(supervisor: Supervisor, process: Process) -> None:
-    """Start it and wait for its end."""
+    """Start a process and wait for its exit."""
     supervisor.start(process)
     assert isinstance(supervisor.launcher, LocalLauncher)
     supervisor.launcher.children[process.name].popen.wait(30)
 
 
-def test_a_good_end_is_noticed(tmp_path: Path) -> None:
+def test_successful_exit(tmp_path: Path) -> None:
     with Supervisor(LocalLauncher(5.0)) as supervisor:
         start(supervisor, process(tmp_path, "--version"))
         supervisor.check()
@@ -37,7 +37,7 @@ def test_a_good_end_is_noticed(tmp_path: Path) -> None:
     assert "braid " in (tmp_path / "helper.log").read_text()
 
 
-def test_a_bad_end_shows_code_and_last_lines(tmp_path: Path) -> None:
+def test_failed_exit_shows_code_and_last_log_lines(tmp_path: Path) -> None:
     with Supervisor(LocalLauncher(5.0)) as supervisor:
         start(supervisor, process(tmp_path, "nonsense"))
         with pytest.raises(
@@ -46,14 +46,14 @@ def test_a_bad_end_shows_code_and_last_lines(tmp_path: Path) -> None:
             supervisor.check()
 
 
-def test_a_server_that_ends_has_failed(tmp_path: Path) -> None:
+def test_exit_of_a_server_is_a_failure(tmp_path: Path) -> None:
     with Supervisor(LocalLauncher(5.0)) as supervisor:
         start(supervisor, process(tmp_path, "--version", name="server", ends=False))
         with pytest.raises(ProcessFailed, match="server ended with exit code 0"):
             supervisor.check()
 
 
-def test_of_two_that_end_together_the_killed_one_is_told_first(tmp_path: Path) -> None:
+def test_killed_process_is_reported_first(tmp_path: Path) -> None:
     for name in ("trainer", "trainer_rank1"):
         (tmp_path / f"{name}.log").write_text(f"words of {name}\n")
     ends = [
@@ -65,7 +65,7 @@ def test_of_two_that_end_together_the_killed_one_is_told_first(tmp_path: Path) -
     assert text.index("words of trainer_rank1") < text.index("trainer ended with exit code 1")
 
 
-def test_a_process_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) -> None:
+def test_process_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     launcher = LocalLauncher(0.5)
     with Supervisor(launcher) as supervisor:
         start(supervisor, process(tmp_path, "--version"))
@@ -85,7 +85,7 @@ def test_a_process_that_ignores_the_request_to_stop_is_killed(tmp_path: Path) ->
 
 @dataclass
 class Clock:
-    """Time that passes when the test says so."""
+    """Manually advanced clock."""
 
     now: float = 0.0
 
@@ -107,11 +107,11 @@ def server(folder: Path, engine: StubEngine, max_restarts: int = 2) -> Process:
 
 
 async def up(supervisor: Supervisor) -> None:
-    """Let the supervisor notice that the stub engine answers, while the loop serves it."""
+    """Let the supervisor pass a health check of the stub engine, which runs on this event loop."""
     await asyncio.to_thread(supervisor.check)
 
 
-async def test_a_server_that_was_up_is_started_anew_after_growing_pauses_and_not_too_often(
+async def test_server_restarts_with_doubling_delays_up_to_the_maximum(
     tmp_path: Path, clock: Clock, capsys: pytest.CaptureFixture[str]
 ) -> None:
     launcher = FakeLauncher()
@@ -133,11 +133,11 @@ async def test_a_server_that_was_up_is_started_anew_after_growing_pauses_and_not
         with pytest.raises(ProcessFailed, match=r"server was killed by SIGKILL(.|\n)*out of memory"):
             supervisor.check()
         assert supervisor.restarts == 2
-    told = capsys.readouterr().out
-    assert "out of memory" in told and "2 of 2 times in 10 minutes" in told
+    output = capsys.readouterr().out
+    assert "out of memory" in output and "restarting in 2 s (restart 2 of 2 within 10 minutes)" in output
 
 
-async def test_restarts_are_forgotten_after_a_while(tmp_path: Path, clock: Clock) -> None:
+async def test_restarts_outside_the_window_do_not_count(tmp_path: Path, clock: Clock) -> None:
     launcher = FakeLauncher()
     async with StubEngine() as engine:
         supervisor = Supervisor(launcher)
@@ -151,7 +151,7 @@ async def test_restarts_are_forgotten_after_a_while(tmp_path: Path, clock: Clock
         assert supervisor.restarts == 3
 
 
-async def test_a_server_that_never_was_up_has_failed_at_once(tmp_path: Path, clock: Clock) -> None:
+async def test_server_that_was_never_up_is_not_restarted(tmp_path: Path, clock: Clock) -> None:
     launcher = FakeLauncher()
     supervisor = Supervisor(launcher)
     async with StubEngine() as engine:
@@ -163,7 +163,7 @@ async def test_a_server_that_never_was_up_has_failed_at_once(tmp_path: Path, clo
         supervisor.check()
 
 
-async def test_a_server_without_a_place_waits_for_one(tmp_path: Path, clock: Clock) -> None:
+async def test_restart_waits_for_a_placement(tmp_path: Path, clock: Clock) -> None:
     launcher, places = FakeLauncher(), [None, None]
     async with StubEngine() as engine:
         process = server(tmp_path, engine)
@@ -185,7 +185,7 @@ def test_tail_of_a_long_log(tmp_path: Path) -> None:
     assert tail(tmp_path / "none") == "  | (nothing)"
 
 
-def test_cores_are_shared_by_environment() -> None:
+def test_threads_are_set_in_the_environment() -> None:
     assert available_cores() >= 1
     assert environment(3)["OMP_NUM_THREADS"] == "3"
     assert "OMP_NUM_THREADS" not in environment(None)

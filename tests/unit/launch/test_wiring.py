@@ -1,4 +1,4 @@
-"""From places to commands: addresses, rendezvous, keys, and what changes when a server moves."""
+"""Commands of the processes: addresses, rendezvous, API keys, and servers that move."""
 
 import tomllib
 from pathlib import Path
@@ -21,12 +21,12 @@ from tests.unit.launch.test_plan import ONE, config_of
 
 
 class NamedNodes(FakeLauncher):
-    """A launcher of machines with names."""
+    """Launcher that places slots on named machines."""
 
     placement_timeout = 0.3
 
     def __init__(self, hosts: dict[str, str]) -> None:
-        """`hosts`: the machine of each slot; one without gets no place."""
+        """`hosts`: machine of each slot. Slots without one are never placed."""
         super().__init__()
         self.hosts = hosts
 
@@ -54,7 +54,7 @@ def orchestrator_of(folder: Path) -> OrchestratorConfig:
     return load_config(OrchestratorConfig, ["@", str(folder / "config" / "orchestrator.toml")])
 
 
-def test_the_orchestrator_is_told_every_address(tmp_path: Path) -> None:
+def test_orchestrator_config_has_every_address(tmp_path: Path) -> None:
     wiring = wire(tmp_path, NamedNodes(HOSTS))
     client = orchestrator_of(tmp_path).client
     assert client.base_url == ["http://a:7000/v1", "http://b:7001/v1"]
@@ -73,7 +73,7 @@ def test_the_orchestrator_is_told_every_address(tmp_path: Path) -> None:
     }
 
 
-def test_ranks_meet_at_the_first(tmp_path: Path) -> None:
+def test_rendezvous_is_at_the_first_rank(tmp_path: Path) -> None:
     processes = by_name(wire(tmp_path, NamedNodes(HOSTS), step=3))
     shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "c", "MASTER_PORT": "7000"}
     assert shared.items() | {("RANK", "0"), ("LOCAL_RANK", "0")} <= processes["trainer"].env.items()
@@ -83,12 +83,12 @@ def test_ranks_meet_at_the_first(tmp_path: Path) -> None:
     assert resumed == {"orchestrator", "trainer", "trainer_rank1"}
 
 
-def test_a_rank_alone_is_no_group(tmp_path: Path) -> None:
+def test_single_rank_has_no_rendezvous(tmp_path: Path) -> None:
     processes = by_name(wire(tmp_path, NamedNodes(HOSTS), trainer={}))
     assert "RANK" not in processes["trainer"].env
 
 
-def test_a_server_that_moves_is_published(tmp_path: Path) -> None:
+def test_moved_server_updates_the_address_file(tmp_path: Path) -> None:
     launcher = NamedNodes(dict(HOSTS))
     wiring = wire(tmp_path, launcher)
     gone = by_name(wiring)["inference_1"]
@@ -100,10 +100,10 @@ def test_a_server_that_moves_is_published(tmp_path: Path) -> None:
     assert (tmp_path / "config" / "addresses").read_text() == "http://a:7000/v1\nhttp://e:7001/v1"
 
 
-def test_no_room_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+def test_placement_timeout_names_the_shortage(tmp_path: Path) -> None:
     hosts = {name: host for name, host in HOSTS.items() if name != "trainer_rank1"}
     with pytest.raises(
-        PlacementError, match=r"waited 0\.3 s for room for trainer_rank1; there are no more machines"
+        PlacementError, match=r"waited 0\.3 s for resources for trainer_rank1; there are no more machines"
     ):
         wire(tmp_path, NamedNodes(hosts))
 
@@ -114,14 +114,14 @@ def test_ports_of_one_machine_differ() -> None:
     assert len({place.port for place in places.values()}) == 20
 
 
-def test_addresses_of_the_user_stay(tmp_path: Path) -> None:
+def test_configured_addresses_are_kept(tmp_path: Path) -> None:
     url = "http://proxy:80/v1"
     wire(tmp_path, NamedNodes(HOSTS), orchestrator={"client": {"base_url": [url]}})
     client = orchestrator_of(tmp_path).client
     assert (client.base_url, client.address_file) == ([url], None)
 
 
-def test_servers_of_several_machines_listen_to_others_and_ask_for_a_key(
+def test_servers_on_several_machines_listen_on_all_interfaces_with_a_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(API_KEY, "")
@@ -134,7 +134,7 @@ def test_servers_of_several_machines_listen_to_others_and_ask_for_a_key(
     assert len(keys) == 1 and len(keys.pop()) > 30
 
 
-def test_the_saved_config_chooses_addresses_anew(tmp_path: Path) -> None:
+def test_saved_config_omits_chosen_addresses(tmp_path: Path) -> None:
     saved = tomllib.loads(resolved_toml(resolve(config_of())))
     assert "port" not in saved["inference"] and "base_url" not in saved["orchestrator"]["client"]
     again = RLConfig.model_validate(saved)

@@ -1,4 +1,4 @@
-"""The conformance kit: every built-in algorithm passes it, and each rule is seen to be broken."""
+"""The conformance kit: every built-in algorithm passes, and every check detects a broken rule."""
 
 import math
 from collections.abc import Callable
@@ -35,7 +35,7 @@ CONFIGS = [
 CASTS = [("agent",), ("proposer", "solver", "solver")]
 
 
-def test_every_built_in_that_needs_no_model_is_checked() -> None:
+def test_every_built_in_without_model_queries_is_tested() -> None:
     without = {
         name
         for name, algorithm in ALGORITHMS.items()
@@ -52,7 +52,7 @@ def test_built_in_algorithms_conform(check, agents: tuple[str, ...], config: Bas
 
 
 class Absolute(Algorithm[GRPOConfig]):
-    """Correct, apart from what its subclasses break."""
+    """Base of the broken algorithms below: the advantage is the reward itself."""
 
     async def score_group(self, episodes) -> None:
         for item in eligible_traces(episodes):
@@ -135,19 +135,19 @@ class GrowingWeights(Absolute):
     ("algorithm", "check", "message"),
     [
         (Misaligned, "check_alignment", "misaligned_advantages"),
-        (WeighsToolOutput, "check_alignment", "nobody sampled have rl weights"),
-        (RewritesRewards, "check_alignment", "nothing else"),
+        (WeighsToolOutput, "check_alignment", "not sampled have rl weights"),
+        (RewritesRewards, "check_alignment", "may only write streams"),
         (FirstIsBest, "check_permutation", "order of a group's episodes"),
         (Absolute, "check_group_of_one", "a group of one has the advantages"),
         (CountsFailures, "check_failed_siblings", "siblings that cannot be compared"),
-        (RewardsTheLastOneStanding, "check_failed_siblings", "the only one that did not fail has"),
+        (RewardsTheLastOneStanding, "check_failed_siblings", "the only episode that did not fail has"),
         (CountsEveryReward, "check_unusable_rewards", "finite"),
         (RoundsAMean, "check_equal_rewards", "equal rewards have the advantages"),
         (GrowingWeights, "check_permutation", "order of a group's episodes"),
-        (Forgets, "check_state_round_trip", "resumed gives another signal"),
+        (Forgets, "check_state_round_trip", "resumed algorithm gives a different signal"),
     ],
 )
-def test_a_broken_rule_is_named(algorithm: Callable[..., Algorithm], check: str, message: str) -> None:
+def test_broken_rules_are_detected(algorithm: Callable[..., Algorithm], check: str, message: str) -> None:
     with pytest.raises((AssertionError, ValueError), match=message):
         getattr(conformance, check)(lambda: algorithm(GRPOConfig()))
 
@@ -158,6 +158,6 @@ def test_check_algorithm_runs_every_check() -> None:
         check_algorithm(lambda: Forgets(BaseAlgorithmConfig()))
 
 
-def test_a_barrier_that_is_declared_wider_than_it_is_gets_named() -> None:
+def test_wrong_barrier_declaration_is_detected() -> None:
     with pytest.raises(AssertionError, match=r"RAEConfig.barrier is 'batch', but .* Forgets is score_group"):
         check_algorithm(lambda: Forgets(RAEConfig()))

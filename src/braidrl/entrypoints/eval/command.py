@@ -1,4 +1,4 @@
-"""`braid eval @ FILE`: play evaluation sources with a model, a checkpoint or an endpoint, and report."""
+"""`braid eval @ FILE`: evaluate a model, a checkpoint or an endpoint on evaluation sources."""
 
 import asyncio
 import shutil
@@ -21,30 +21,34 @@ from braidrl.utils.process import available_cores, environment
 from braidrl.utils.run_folder import RunFolder
 
 FLAGS = """\
-flags of the command itself:
+flags of this command:
   --dry-run   print the resolved config and start nothing
-  --clean     remove what lies in output_dir first
-  --verbose   show the log as well, with debug messages"""
+  --clean     remove the contents of output_dir first
+  --verbose   print the log, including debug messages"""
 
 CONFIG = "eval.toml"
-"""The resolved config, by which an evaluation's folder is known."""
+"""File name of the resolved config. Its presence identifies the folder of an evaluation."""
 SHOWN_ERRORS = 3
-"""Most kinds of errors that are printed."""
+"""Maximum number of different errors to print."""
 
 Result = TypeVar("Result")
 
 
 class SourceFailed(RuntimeError):
-    """All episodes of a source ended in an error."""
+    """All episodes of a source failed."""
 
 
 def main(args: list[str]) -> int:
-    """Exit codes: 0 done, 1 all episodes of a source failed or the server did, 2 bad configuration, 130 interrupted."""
+    """Run an evaluation. Exit codes: 0 finished, 1 the server or all episodes of a source failed, 2 invalid
+    configuration, 130 interrupted.
+    """
     if "--help" in args or "-h" in args:
         print(f"{FLAGS}\n")
     options = parse_options(args)
     if options.resume:
-        raise ConfigError("--resume", "an evaluation starts over; to go on with a run use `braid rl`")
+        raise ConfigError(
+            "--resume", "an evaluation cannot be resumed; omit --resume (`braid rl` resumes training runs)"
+        )
     config = load_config(EvalCommandConfig, options.config_args, "braid eval", SHARED_COPIES)
     config, target = resolve(config)
     if options.dry_run:
@@ -54,7 +58,7 @@ def main(args: list[str]) -> int:
 
 
 def launch(config: EvalCommandConfig, target: Target, options: LaunchOptions) -> int:
-    """Serve the model if need be, evaluate it, print the table."""
+    """Serve the model if necessary, evaluate it and print the results. Return the exit code."""
     run = RunFolder(config.output_dir)
     open_output(run, target.version, options.clean)
     run.configs.mkdir(parents=True, exist_ok=True)
@@ -75,33 +79,37 @@ def launch(config: EvalCommandConfig, target: Target, options: LaunchOptions) ->
 
 
 def check_sources(config: EvalCommandConfig, metrics: dict[str, float]) -> None:
-    """Raise `SourceFailed` where sources have no reward at all."""
+    """Raise `SourceFailed` if all episodes of a source failed."""
     names = [str(source.name) for source in config.source]
-    dead = [name for name in names if metrics[f"eval/{name}/errors"] == metrics[f"eval/{name}/num"]]
-    if dead:
-        raise SourceFailed(f"every episode of {', '.join(dead)} failed")
+    failed = [name for name in names if metrics[f"eval/{name}/errors"] == metrics[f"eval/{name}/num"]]
+    if failed:
+        raise SourceFailed(f"every episode of {', '.join(failed)} failed")
 
 
 def open_output(run: RunFolder, version: int, clean: bool) -> None:
-    """Make the output folder ready. Raises `ConfigError` where something would be overwritten."""
+    """Prepare the output folder. Raises `ConfigError` if something other than an evaluation, or an evaluation of the
+    same version, would be overwritten.
+    """
     from braidrl.monitors.metrics import read_metrics
 
     occupied = run.root.is_dir() and any(run.root.iterdir())
     if occupied and not (run.configs / CONFIG).exists():
         raise ConfigError(
-            "output_dir", f"{run.root} holds something else; give the evaluation a folder of its own"
+            "output_dir",
+            f"{run.root} is not empty and not the folder of an evaluation; set another output_dir",
         )
     if clean:
         shutil.rmtree(run.root, ignore_errors=True)
     if any(line["step"] == version for line in read_metrics(run.metrics("eval"))):
         raise ConfigError(
             "output_dir",
-            f"{run.root} holds an evaluation of v{version} already; remove it with --clean, or set another output_dir",
+            f"{run.root} already contains an evaluation of v{version}; remove it with --clean, or set another "
+            "output_dir",
         )
 
 
 def serve(supervisor: Supervisor, config: EvalCommandConfig, run: RunFolder) -> None:
-    """Start the embedded engine, as `braid rl` does."""
+    """Start an inference server with the config's model."""
     path = run.configs / "inference.toml"
     path.write_text(to_toml(config.inference))
     threads = config.inference.threads or available_cores()
@@ -112,10 +120,11 @@ def serve(supervisor: Supervisor, config: EvalCommandConfig, run: RunFolder) -> 
 def evaluate(
     config: EvalCommandConfig, target: Target, supervisor: Supervisor, verbose: bool
 ) -> dict[str, float]:
-    """Play the episodes and print the table; the line of metrics.
+    """Run the episodes, print the table of results and return the metrics.
 
-    Raises `ProcessFailed` when the server dies meanwhile, and `ConfigError` where the one of somebody else cannot be
-    used.
+    Raises:
+        ProcessFailed: the started server failed.
+        ConfigError: the endpoint of `client.base_url` cannot be used.
     """
     from braidrl.orchestrator.engines.pool import ReplicaError
     from braidrl.report.evaluation import evaluation_table
@@ -126,7 +135,7 @@ def evaluate(
     log.parent.mkdir(parents=True, exist_ok=True)
     configure_logging(verbose, None if verbose else log)
     try:
-        metrics, errors = asyncio.run(_guarded(_play(config, target), supervisor))
+        metrics, errors = asyncio.run(_supervised(_run_episodes(config, target), supervisor))
     except ReplicaError as error:
         raise ConfigError("client.base_url", str(error)) from None
     header, *rows = evaluation_table(metrics)
@@ -136,8 +145,8 @@ def evaluate(
     return metrics
 
 
-async def _play(config: EvalCommandConfig, target: Target) -> tuple[dict[str, float], Counter[str]]:
-    """The metrics, and how often each error ended an episode."""
+async def _run_episodes(config: EvalCommandConfig, target: Target) -> tuple[dict[str, float], Counter[str]]:
+    """Run all episodes. Return the metrics and the number of episodes that failed with each error."""
     from rich.console import Console
 
     from braidrl.orchestrator.envs.source import EvalEnv, FinishedEpisode
@@ -151,7 +160,7 @@ async def _play(config: EvalCommandConfig, target: Target) -> tuple[dict[str, fl
         reward = reward_of(finished)
         progress.ended(reward)
         if reward is None:
-            errors[f"{env.name}: {finished.error or 'it has no reward'}"] += 1
+            errors[f"{env.name}: {finished.error or 'the episode has no reward'}"] += 1
 
     async with open_evaluation(orchestrator_config(config, target), target.model, ended) as evaluator:
         total = sum(len(env.tasks) * env.source.rollouts_per_task for env in evaluator.envs)
@@ -159,8 +168,8 @@ async def _play(config: EvalCommandConfig, target: Target) -> tuple[dict[str, fl
             return await evaluator.evaluate(target.version), errors
 
 
-async def _guarded(work: Coroutine[Any, Any, Result], supervisor: Supervisor) -> Result:
-    """The result of `work`, unless a process that it needs dies first."""
+async def _supervised(work: Coroutine[Any, Any, Result], supervisor: Supervisor) -> Result:
+    """Run `work` and return its result. Raises `ProcessFailed` if a supervised process fails first."""
     task = asyncio.ensure_future(work)
     try:
         while not task.done():

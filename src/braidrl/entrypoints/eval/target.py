@@ -1,4 +1,4 @@
-"""What `braid eval` evaluates: a server that is there, or a policy on this disk that is served for it."""
+"""Target of `braid eval`: an existing endpoint, or a policy on disk for which a server is started."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,25 +15,25 @@ from braidrl.utils.renderer import renderer_options
 from braidrl.utils.run_folder import RunFolder
 
 FROM_RUN = ("seq_len", "seed", "renderer")
-"""Keys that the run of a policy says, unless the command does."""
+"""Keys taken from the config of the policy's run if the command does not set them."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """Where the evaluated policy is served."""
+    """Evaluated policy and its endpoints."""
 
     version: int
-    """Its step in the run that made it; 0 where no run did."""
+    """Step of the policy in its run; 0 if it is not from a run."""
     model: str
-    """Its name there."""
+    """Model name in requests."""
     base_url: list[str]
     served: bool
-    """Whether the embedded engine is to be started for it."""
+    """True if an inference server must be started for it."""
     source: ModelSource | None = None
-    """Checkpoint or adapter that must become a folder before it can be served; None: there is nothing to do."""
+    """Checkpoint or adapter that must be exported before it can be served; None if no export is needed."""
 
     def prepare(self, dtype: str) -> None:
-        """Write the folder that is served, where there is none. Raises `ConfigError`."""
+        """Export `source` to the model folder, unless that exists. Raises `ConfigError`."""
         if self.source is None or Path(self.model).exists():
             return
         from braidrl.trainer.state.export import export_model
@@ -45,7 +45,7 @@ class Target:
 
 
 def resolve(config: EvalCommandConfig) -> tuple[EvalCommandConfig, Target]:
-    """Find what is evaluated and on which sources, and check the environments. Raises `ConfigError`."""
+    """Return the config with resolved model and sources, and the target. Raises `ConfigError`."""
     from braidrl.configs.resolve import resolve_sources
 
     config = config.model_copy(deep=True)
@@ -53,7 +53,7 @@ def resolve(config: EvalCommandConfig) -> tuple[EvalCommandConfig, Target]:
     if not config.source:
         raise ConfigError(
             "source",
-            "nothing to evaluate on: add [[source]] with env.taskset.id, or name a run that has eval sources",
+            "nothing to evaluate on; add [[source]] with env.taskset.id, or set model.path to a run with eval sources",
         )
     resolve_sources(config.source, "source")
     renderer_options(config.renderer)
@@ -61,7 +61,7 @@ def resolve(config: EvalCommandConfig) -> tuple[EvalCommandConfig, Target]:
 
 
 def orchestrator_config(config: EvalCommandConfig, target: Target) -> OrchestratorConfig:
-    """What the rooms of the data plane are told."""
+    """Return the orchestrator config that corresponds to the command."""
     return OrchestratorConfig(
         model=config.model,
         output_dir=config.output_dir,
@@ -80,40 +80,43 @@ def orchestrator_config(config: EvalCommandConfig, target: Target) -> Orchestrat
 
 def _endpoint(config: EvalCommandConfig) -> Target:
     if config.step is not None:
-        raise ConfigError("step", "a server has one policy, the one that it serves; leave step away")
+        raise ConfigError(
+            "step", f"is {config.step}, but the endpoint client.base_url serves only one policy; omit step"
+        )
     return Target(0, config.client.model or config.model.path, config.client.base_url, served=False)
 
 
 def _on_disk(config: EvalCommandConfig) -> Target:
-    """The policy that `model.path` means; the config gets its folder, and what its run says."""
+    """Return the target of `model.path`. Sets the model folder in the config, and the settings of the policy's run."""
     if config.inference.replicas != 1:
         raise ConfigError(
             "inference.replicas",
-            f"it is {config.inference.replicas}, but an evaluation starts one server; leave it away, or start `braid "
-            "inference` as often as you like and name the addresses in client.base_url",
+            f"is {config.inference.replicas}, but an evaluation starts one server; omit it, or start several `braid "
+            "inference` and list their addresses in client.base_url",
         )
     path, source = Path(config.model.path), None
-    if path.is_dir() or path.is_absolute() or len(path.parts) > 2 or config.step is not None:  # no hub id
+    # Anything else is a hub id: `name` or `organisation/name`.
+    if path.is_dir() or path.is_absolute() or len(path.parts) > 2 or config.step is not None:
         try:
             source = find_model(path, config.step)
         except (OSError, ValueError) as error:
             raise ConfigError("model.path", str(error)) from None
         if source.run is not None:
-            _ask_run(config, source.run)
-        made = config.output_dir / "models" / f"step_{source.step:06d}"
-        whole = source.weights if source.adapter is None else None
-        config.model.path = str(whole or made)
+            _inherit_from_run(config, source.run)
+        exported = config.output_dir / "models" / f"step_{source.step:06d}"
+        published = source.weights if source.adapter is None else None
+        config.model.path = str(published or exported)
     for key in SHARED:
         setattr(config.inference, key, getattr(config, key))
     if "port" not in config.inference.model_fields_set:
         config.inference.port = free_port(config.inference.host)
     url = f"http://{config.inference.host}:{config.inference.port}/v1"
-    lacks_folder = source if source is not None and (source.weights is None or source.adapter) else None
-    return Target(source.step if source else 0, config.model.path, [url], True, lacks_folder)
+    to_export = source if source is not None and (source.weights is None or source.adapter) else None
+    return Target(source.step if source else 0, config.model.path, [url], True, to_export)
 
 
-def _ask_run(config: EvalCommandConfig, run: RunFolder) -> None:
-    """Take over what the command leaves open from the run's own config: how it renders, and its eval sources."""
+def _inherit_from_run(config: EvalCommandConfig, run: RunFolder) -> None:
+    """Fill unset keys (`FROM_RUN`, model loading and eval sources) from the config of the run."""
     path = run.configs / "orchestrator.toml"
     if not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""What `braid verify` looks at: tokens that the embedded engine samples, and the batch that is differentiated."""
+"""Inputs of `braid verify`: the batch to differentiate, and tokens sampled by the embedded engine."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -20,36 +20,38 @@ from braidrl.orchestrator.train.topk import TopK, num_candidates, recover_head
 from braidrl.transport.types import TrainingSample
 
 GROUPS = ("rl", "rl + ce", "ref_kl", "ce")
-"""What each synthetic group trains: in the second, sampled tokens are members of rl and those of the prompt of ce."""
+"""Loss components of each synthetic group. In `rl + ce`, sampled tokens are in rl and prompt tokens in ce."""
 SIBLINGS = 3
-LONGEST = 96
-"""Tokens of the longest synthetic sample, if `seq_len` allows."""
+"""Samples per synthetic group."""
+MAX_LENGTH = 96
+"""Maximum length of a synthetic sample in tokens, if `seq_len` allows it."""
 DRIFT = 0.3
-"""By how much synthetic log-probs of sampler and old policy are off, in nats: masks and clips then have work to do."""
-MOST_PROMPTS = 12
-MOST_TOKENS = 64
-"""Prompts of a recorded batch from which the engine samples again, and tokens of each."""
+"""Standard deviation, in nats, of the noise on synthetic log-probs of the sampler and the old policy. Without it, no
+ratio would reach a mask or clip of the loss."""
+MAX_PROMPTS = 12
+"""Maximum number of prompts of a recorded batch from which the engine samples."""
+MAX_TOKENS = 64
+"""Maximum number of tokens sampled per prompt of a recorded batch."""
 
 
 @dataclass(frozen=True)
 class VerifyInputs:
-    """What there is to look at."""
+    """Inputs of the checks."""
 
     samples: list[TrainingSample]
-    """The batch that is differentiated."""
+    """Batch whose gradient is computed."""
     sampled: list[TrainingSample]
-    """What the engine sampled from the model's weights, with its own log-probs."""
+    """Samples of the embedded engine with the current weights, and its log-probs."""
     origin: str
-    """Where the batch comes from, for people."""
+    """Description of the origin of the batch, for the report."""
 
 
 @contextmanager
 def serving(config: RLConfig) -> Iterator[TorchEngine]:
-    """The embedded engine on the model of the config. Raises `ConfigError` when it cannot serve it."""
+    """Run the embedded engine with the configured model. Raises `ConfigError` if it cannot serve the model."""
     disable_progress_bar()
-    logging.getLogger(TorchEngine.__module__).setLevel(
-        logging.CRITICAL
-    )  # what it logs is raised here as well
+    # Errors that the engine logs are also raised here.
+    logging.getLogger(TorchEngine.__module__).setLevel(logging.CRITICAL)
     engine = TorchEngine(config.inference)
     engine.start()
     try:
@@ -65,7 +67,7 @@ def serving(config: RLConfig) -> Iterator[TorchEngine]:
 
 
 def _start_from_adapter(engine: TorchEngine, config: RLConfig) -> None:
-    """Serve what the trainer starts from. Raises `ConfigError`."""
+    """Load the adapter that the trainer starts from, if any. Raises `ConfigError`."""
     if config.trainer.lora is None or config.trainer.lora.path is None:
         return
     try:
@@ -74,26 +76,26 @@ def _start_from_adapter(engine: TorchEngine, config: RLConfig) -> None:
         raise ConfigError("trainer.lora.path", str(error)) from error
 
 
-def material(config: RLConfig, path: Path | None) -> VerifyInputs:
-    """A synthetic batch, or the recorded one at `path`, and what the engine samples for it."""
+def make_inputs(config: RLConfig, path: Path | None) -> VerifyInputs:
+    """Return a synthetic batch, or the recorded one at `path`, with tokens that the engine samples for its prompts."""
     recorded, origin = (None, "") if path is None else read_batch(config, path)
     with serving(config) as engine:
         if recorded is None:
             sampled = synthetic(engine, config)
-            return VerifyInputs(assign(sampled, config.seed), sampled, "a synthetic batch")
+            return VerifyInputs(assign_credit(sampled, config.seed), sampled, "a synthetic batch")
         check_fits(recorded, config, engine.model.vocab_size)
         return VerifyInputs(recorded, sample_again(engine, config, recorded), origin)
 
 
 def synthetic(engine: TorchEngine, config: RLConfig) -> list[TrainingSample]:
-    """Groups of siblings on random prompts, from one sampled token to as many as `longest` leaves room for.
+    """Sample groups of siblings on random prompts, with lengths from one token to the maximum.
 
-    The first two of a group are branches of one trace. The last sample of all is missing, so that ranks have unequal
-    numbers of rows.
+    The first two samples of a group are branches of one trace. The last sample of the last group is omitted, so that
+    ranks have different numbers of rows.
     """
     rng = np.random.default_rng(config.seed)
     temperatures = sorted({source.sampling.temperature for source in config.orchestrator.train.source})
-    longest = min(LONGEST, config.seq_len)
+    longest = min(MAX_LENGTH, config.seq_len)
     requests: list[Completion] = []
     for group in range(len(GROUPS)):
         prompt = rng.integers(engine.model.vocab_size, size=max(1, longest * (group + 1) // 8)).tolist()
@@ -111,13 +113,16 @@ def synthetic(engine: TorchEngine, config: RLConfig) -> list[TrainingSample]:
 def sample_again(
     engine: TorchEngine, config: RLConfig, recorded: Sequence[TrainingSample]
 ) -> list[TrainingSample]:
-    """Completions of the prompts of a recorded batch, at their temperatures, under the weights at hand."""
+    """Sample completions of the prompts of a recorded batch, at their temperatures, with the current weights.
+
+    The log-probs in the recording are from other weights, so they cannot be compared with those of the trainer.
+    """
     prompts = {tuple(prompt_of(sample)): sample.temperature for sample in recorded}
-    evenly = np.linspace(0, len(prompts) - 1, min(len(prompts), MOST_PROMPTS)).astype(int)
+    evenly = np.linspace(0, len(prompts) - 1, min(len(prompts), MAX_PROMPTS)).astype(int)
     chosen = [list(prompts.items())[index] for index in evenly]
     requests = [
         request(
-            engine, config, list(prompt), min(MOST_TOKENS, config.seq_len - len(prompt)), temperature, index
+            engine, config, list(prompt), min(MAX_TOKENS, config.seq_len - len(prompt)), temperature, index
         )
         for index, (prompt, temperature) in enumerate(chosen)
     ]
@@ -125,7 +130,7 @@ def sample_again(
 
 
 def prompt_of(sample: TrainingSample) -> list[int]:
-    """The tokens before the first sampled one; of a sample without any, all but the last."""
+    """Return the tokens before the first sampled one, or all but the last if none is sampled."""
     first = int(sample.mask.argmax()) if sample.mask.any() else len(sample.token_ids) - 1
     return sample.token_ids[: max(1, first)].tolist()
 
@@ -146,7 +151,7 @@ def request(
 def finished(
     engine: TorchEngine, requests: Sequence[Completion], config: RLConfig
 ) -> Iterator[TrainingSample]:
-    """What the engine makes of requests, as samples without credit."""
+    """Run the requests and yield the results as samples without credit."""
     head = config.trainer.loss.head_size
     for future in [engine.submit(each) for each in requests]:
         done = future.result()
@@ -165,7 +170,7 @@ def finished(
 
 
 def head_of(done: Completion, size: int) -> TopK:
-    """The heads of a finished request's tokens."""
+    """Return the top candidates of each sampled token of a finished request."""
     width = max(len(each.token_ids) for each in done.candidates)
     ids = np.full((len(done.candidates), width), -1, np.int32)
     logprobs = np.full((len(done.candidates), width), -np.inf)
@@ -174,8 +179,8 @@ def head_of(done: Completion, size: int) -> TopK:
     return recover_head(ids, logprobs, size)
 
 
-def assign(sampled: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
-    """Random credit in the component of each group, and log-probs of a sampler that is some versions behind."""
+def assign_credit(sampled: Sequence[TrainingSample], seed: int) -> list[TrainingSample]:
+    """Return the samples with random credit in the components of their group, and log-probs of an older sampler."""
     rng = np.random.default_rng(seed)
     samples = []
     for sample in sampled:

@@ -1,4 +1,4 @@
-"""`braid verify @ FILE`: before a long run, show on its own model and config that what it relies on holds."""
+"""`braid verify @ FILE`: check gradients and log-probs with the model and config of a run, before it starts."""
 
 import json
 import math
@@ -19,31 +19,33 @@ if TYPE_CHECKING:
     from braidrl.trainer.verify.probe import Gradient, Probe
 
 FLAGS = """\
-flags of the command itself; all others are those of `braid rl`:
-  --batch PATH  a file of batches, a run folder (its newest step) or a file of its episodes/train; without it the engine
-                samples a small synthetic batch
+flags of this command, in addition to the keys of `braid rl`:
+  --batch PATH  file of batches, run folder (its newest step) or file of its episodes/train (default: a small
+                synthetic batch, sampled by the embedded engine)
   --json        print the report as JSON"""
 
 LEGEND = """\
-A cut is compared with each sample in a row of its own: the loss, relative to the sum of the samples' absolute losses,
-and the gradient before clipping, its largest difference relative to its largest element (the largest that it has while
-samples are added, for they may cancel). Log-probs are in nats."""
+Each cut of the batch (row length, order, ranks) is compared with one row per sample. Loss: difference relative to the
+sum of the samples' absolute losses. Gradient, before clipping: largest difference relative to the largest element
+reached while samples are accumulated, because samples may cancel. Log-probs are in nats."""
 
 TIMEOUT = 3600.0
-"""Seconds that other processes wait while the first one looks at the batch alone."""
+"""Maximum time in seconds that the other ranks wait for the checks of the first one."""
 
 
 @dataclass
 class VerifyOptions:
-    """What stood on the command line beside the configuration."""
+    """Parsed command line of `braid verify`."""
 
     config_args: list[str] = field(default_factory=list)
+    """Configuration arguments (`@ FILE` and dotted flags), for `load_config`."""
     batch: Path | None = None
+    """Recorded batch; None: a synthetic one."""
     json: bool = False
 
 
 def main(args: list[str]) -> int:
-    """Exit codes: 0 all checks are ok, 1 one failed, 2 bad configuration."""
+    """Run all checks and print the report. Exit codes: 0 all passed, 1 a check failed, 2 invalid configuration."""
     if "--help" in args or "-h" in args:
         print(f"{FLAGS}\n")
     options = parse(args)
@@ -68,7 +70,7 @@ def main(args: list[str]) -> int:
 
 
 def parse(args: list[str]) -> VerifyOptions:
-    """Split a command line."""
+    """Separate flags from configuration arguments. Raises `ConfigError` if `--batch` has no path."""
     options, rest = VerifyOptions(), iter(args)
     for arg in rest:
         if arg == "--json":
@@ -76,7 +78,8 @@ def parse(args: list[str]) -> VerifyOptions:
         elif arg == "--batch":
             if (path := next(rest, "")) in ("", "@") or path.startswith("--"):
                 raise ConfigError(
-                    "--batch", "name a file of batches, a run folder or a file of its episodes/train"
+                    "--batch",
+                    "has no path; give a file of batches, a run folder or a file of its episodes/train",
                 )
             options.batch = Path(path)
         else:
@@ -85,13 +88,17 @@ def parse(args: list[str]) -> VerifyOptions:
 
 
 def verify(
-    config: RLConfig, path: Path | None, parallel: "Parallel", say: Callable[[str], None]
+    config: RLConfig, path: Path | None, parallel: "Parallel", show_status: Callable[[str], None]
 ) -> "tuple[VerifyInputs, list[Check]] | None":
-    """All checks, which the first process gets and the others do not. `say` is told what is being done.
+    """Run all checks. Return their inputs and results on the first rank, None on the others.
+
+    Args:
+        path: recorded batch; None: a synthetic one.
+        show_status: called with a description of each stage.
 
     Raises `ConfigError`.
     """
-    from braidrl.entrypoints.verify.batch import DRIFT, material
+    from braidrl.entrypoints.verify.batch import DRIFT, make_inputs
     from braidrl.trainer.verify.checks import rank_check, share
 
     drift = DRIFT if path is None else 0.0
@@ -99,10 +106,10 @@ def verify(
     checks: list[Check] = []
     expected: Gradient | None = None
     if parallel.leads:
-        batch = material(config, path)
-        checks, expected = alone(config, batch, drift, parallel, say)
+        batch = make_inputs(config, path)
+        checks, expected = single_process_checks(config, batch, drift, parallel, show_status)
     if parallel.world_size > 1:
-        say(f"ranks: {parallel.world_size}, real")
+        show_status(f"ranks: {parallel.world_size}, real")
         samples = share(None if batch is None else batch.samples, parallel)
         probe = load(config, parallel)
         check = rank_check(probe, probe.batches(samples, drift), expected)
@@ -110,10 +117,14 @@ def verify(
     return None if batch is None else (batch, checks)
 
 
-def alone(
-    config: RLConfig, batch: "VerifyInputs", drift: float, parallel: "Parallel", say: Callable[[str], None]
+def single_process_checks(
+    config: RLConfig,
+    batch: "VerifyInputs",
+    drift: float,
+    parallel: "Parallel",
+    show_status: Callable[[str], None],
 ) -> "tuple[list[Check], Gradient]":
-    """What one process can check by itself, and the gradient that several are compared with."""
+    """Run the checks that need one process. Return them and the reference gradient for the check of several ranks."""
     from braidrl.trainer.rl.loss import LossFunctionError
     from braidrl.trainer.verify.checks import (
         cut_check,
@@ -123,23 +134,23 @@ def alone(
         sampler_check,
     )
 
-    say("loading the trainer")
+    show_status("loading the trainer")
     probe = load(config, replace(parallel, rank=0, world_size=1))
-    say("the gradient of each sample alone")
+    show_status("gradient of each sample by itself")
     batches = probe.batches(batch.samples, drift)
     try:
         expected, checks = differentiate_alone(probe, batches), []
     except LossFunctionError as error:
         raise ConfigError("trainer.loss", str(error)) from error
     for cut in cuts(batch.samples, probe.row_tokens, config.seed):
-        say(cut.name)
+        show_status(cut.name)
         checks.append(cut_check(probe, batches, cut, expected))
-    say("log-probs")
+    show_status("log-probs")
     return [*checks, sampler_check(probe, batch.sampled), packing_check(probe, batch.samples)], expected
 
 
 def load(config: RLConfig, parallel: "Parallel") -> "Probe":
-    """The trainer as the run would start it."""
+    """Load the trainer as the run would. Raises `ConfigError`."""
     from braidrl.trainer.verify.probe import Probe
 
     try:
@@ -149,7 +160,7 @@ def load(config: RLConfig, parallel: "Parallel") -> "Probe":
 
 
 def show(config: RLConfig, batch: "VerifyInputs", checks: "Sequence[Check]") -> None:
-    """A line a check, and what to do about those that failed."""
+    """Print one row per check, with the remedy for failed ones."""
     tokens = sum(len(sample.token_ids) for sample in batch.samples)
     temperatures = sorted({f"{sample.temperature:g}" for sample in batch.sampled})
     print(
@@ -170,7 +181,7 @@ def show(config: RLConfig, batch: "VerifyInputs", checks: "Sequence[Check]") -> 
 
 
 def figures(check: "Check") -> Iterator[str]:
-    """What was measured, a relative difference in brackets after the absolute one."""
+    """Yield the measured values. A relative difference follows the absolute one in brackets."""
     for name, value in check.figures.items():
         what, _, kind = name.partition("_")
         if kind == "absolute":
@@ -180,7 +191,7 @@ def figures(check: "Check") -> Iterator[str]:
 
 
 def report(config: RLConfig, batch: "VerifyInputs", checks: "Sequence[Check]") -> dict[str, Any]:
-    """The same for machines. A figure that is not finite is a string, for JSON has no number for it."""
+    """Return the report as JSON data. Non-finite figures are strings, because JSON has no such numbers."""
     return {
         "ok": all(check.ok for check in checks),
         "model": config.model.path,

@@ -1,4 +1,4 @@
-"""A recorded batch for `braid verify`: one that was shipped, or recorded episodes that are credited anew."""
+"""Recorded batches for `braid verify`: a published batch, or recorded episodes, which are credited again."""
 
 import asyncio
 from collections.abc import Iterator, Sequence
@@ -20,14 +20,14 @@ FLAG = "--batch"
 
 
 def read_batch(config: RLConfig, path: Path) -> tuple[list[TrainingSample], str]:
-    """The samples at `path`, and what to call them.
+    """Return the samples at `path` and a description of their origin.
 
     Args:
-        path: a file of `batches`; or a run folder, of which the newest step is taken, or a JSONL file of its
-            `episodes/train`: their episodes are credited by the algorithms of `config`.
+        path: a file of `batches`, a run folder (its newest step), or a JSONL file of its `episodes/train`. Episodes are
+            credited by the algorithms of `config`.
 
     Raises:
-        ConfigError: there is no batch, or none that trains anything under this config.
+        ConfigError: there is no batch at `path`, or no token of it trains with this config.
     """
     try:
         if path.suffix == ".msgpack":
@@ -35,31 +35,30 @@ def read_batch(config: RLConfig, path: Path) -> tuple[list[TrainingSample], str]
         else:
             samples, origin = asyncio.run(_credited(config, path))
         normalisers = Normalisers.of(samples)
-    # the decoder's array hook raises ValueError, IndexError or KeyError on bytes that are no array
+    # The decoder's array hook raises ValueError, IndexError or KeyError for bytes that are not an array.
     except (OSError, msgspec.MsgspecError, ValueError, LookupError) as error:
         raise error if isinstance(error, ConfigError) else ConfigError(FLAG, f"{path}: {error}") from error
     if not any((normalisers.rl, normalisers.ce, normalisers.ref_kl)):
         raise ConfigError(
             FLAG,
-            f"{path}: none of its {len(samples)} samples has a token to train; take another step, or leave "
-            f"{FLAG} away",
+            f"{path}: none of the {len(samples)} samples has a token to train; choose another step, or omit {FLAG}",
         )
     return samples, origin
 
 
 def check_fits(samples: Sequence[TrainingSample], config: RLConfig, vocabulary: int) -> None:
-    """Raise `ConfigError` where the model or its loss cannot take the samples."""
+    """Raise `ConfigError` if the samples do not fit the model, `seq_len` or the loss."""
     largest = max(int(sample.token_ids.max()) for sample in samples)
     if largest >= vocabulary:
         raise ConfigError(
             FLAG,
-            f"it has token {largest}, but {config.model.path} has a vocabulary of {vocabulary}; name the model that "
-            "it was sampled from (--model.path)",
+            f"contains token id {largest}, but {config.model.path} has a vocabulary of {vocabulary}; set --model.path "
+            "to the model that sampled it",
         )
     longest = max(len(sample.token_ids) for sample in samples)
     if longest > config.seq_len:
         raise ConfigError(
-            FLAG, f"it has a sample of {longest} tokens, but seq_len is {config.seq_len}; raise seq_len"
+            FLAG, f"contains a sample of {longest} tokens, but seq_len is {config.seq_len}; raise seq_len"
         )
     if config.trainer.loss.head_size is not None:
         for index, sample in enumerate(samples):
@@ -67,13 +66,13 @@ def check_fits(samples: Sequence[TrainingSample], config: RLConfig, vocabulary: 
             if np.any(rl) and sample.head_ids is None:
                 raise ConfigError(
                     FLAG,
-                    f"sample {index} has no heads, which trainer.loss.score_centering needs and episodes do not "
-                    f"record; give a file of batches that has them, or leave {FLAG} away",
+                    f"sample {index} has no top candidates, which trainer.loss.score_centering requires and recorded "
+                    f"episodes do not contain; give a file of batches that contains them, or omit {FLAG}",
                 )
 
 
 async def _credited(config: RLConfig, path: Path) -> tuple[list[TrainingSample], str]:
-    """The newest recorded step, each source under its own algorithm."""
+    """Return the samples of the newest recorded step, scored by the algorithm of each source, and their origin."""
     groups = read_groups(path)
     newest = max(group.step for group in groups)
     sources = {source_name(source): source for source in config.orchestrator.train.source}
@@ -89,12 +88,12 @@ async def _credited(config: RLConfig, path: Path) -> tuple[list[TrainingSample],
         samples += [sample for group in scored.groups for sample in _samples(group, source, config.seq_len)]
     origin = f"step {newest} of {path}"
     if left_out:
-        origin += f" without {', '.join(left_out)} (no such source, or its algorithm asks a served model)"
+        origin += f" without {', '.join(left_out)} (no such source, or its algorithm queries a served model)"
     return samples, origin
 
 
 def _samples(group: RecordedGroup, source: TrainSourceConfig, seq_len: int) -> Iterator[TrainingSample]:
-    """A group's samples as the orchestrator ships them."""
+    """Yield the samples of a group as the orchestrator publishes them."""
     for episode in group.episodes:
         for trace in eligible_traces([episode]):
             flattened = flatten_trace(
@@ -111,6 +110,6 @@ def _samples(group: RecordedGroup, source: TrainSourceConfig, seq_len: int) -> I
 
 
 def source_name(source: TrainSourceConfig) -> str:
-    """What a run calls a source: its name, or else what verifiers calls its environment."""
+    """Return the name of a source in a run: its `name`, or the name of its environment in verifiers."""
     taskset, env = (source.env.get("taskset") or {}).get("id", ""), source.env.get("id", "")
     return source.name or (f"{env}+{taskset}" if taskset and env else taskset or env)

@@ -1,4 +1,4 @@
-"""`braid eval`: what it evaluates, and evaluations against servers that somebody else runs."""
+"""`braid eval`: resolution of the target, and evaluations of external endpoints."""
 
 import asyncio
 import json
@@ -50,7 +50,7 @@ def run(tmp_path: Path) -> RunFolder:
     return made
 
 
-def test_a_run_says_how_it_is_evaluated_and_flags_say_it_better(run: RunFolder) -> None:
+def test_settings_come_from_the_run_unless_overridden(run: RunFolder) -> None:
     args = ["--model.path", str(run.root), "--step", "2"]
     config, target = resolve(load(*args))
     assert (target.version, target.model, target.served, target.source) == (
@@ -85,20 +85,20 @@ def test_a_run_says_how_it_is_evaluated_and_flags_say_it_better(run: RunFolder) 
     assert [source.name for source in config.source] == ["other"]
 
 
-def test_a_checkpoint_without_weights_gets_a_folder_first(run: RunFolder, tmp_path: Path) -> None:
+def test_checkpoint_without_weights_is_exported_first(run: RunFolder, tmp_path: Path) -> None:
     config, target = resolve(load("--model.path", str(run.root), "--output_dir", str(tmp_path / "out")))
     assert target.version == 3 and target.source is not None
     assert target.source.checkpoint == run.trainer_checkpoint(3)
     assert target.model == config.model.path == str(tmp_path / "out" / "models" / "step_000003")
 
 
-def test_a_server_is_asked_by_its_name_of_the_model(tmp_path: Path) -> None:
+def test_endpoint_is_queried_with_its_model_name(tmp_path: Path) -> None:
     args = ["--client.base_url", "http://there/v1", "--model.path", "folder", "--source", SOURCES]
     config, target = resolve(load(*args))
     assert (target.served, target.model, target.base_url) == (False, "folder", ["http://there/v1"])
     assert orchestrator_config(config, target).client.base_url == ["http://there/v1"]
     assert resolve(load(*args, "--client.model", "name"))[1].model == "name"
-    with pytest.raises(ConfigError, match="step: a server has one policy"):
+    with pytest.raises(ConfigError, match=r"step: is 3, but the endpoint .* omit step"):
         resolve(load(*args, "--step", "3"))
 
 
@@ -112,7 +112,7 @@ def test_a_server_is_asked_by_its_name_of_the_model(tmp_path: Path) -> None:
         (["--model.path", "m", "--rollouts", "2"], "rollouts: unknown key"),
         (
             ["--model.path", "m", "--inference.replicas", "2"],
-            "inference.replicas: it is 2, but an evaluation",
+            "inference.replicas: is 2, but an evaluation starts one server",
         ),
         (
             ["--model.path", "m", "--source", SOURCES.replace("num_tasks", "num_task")],
@@ -120,13 +120,13 @@ def test_a_server_is_asked_by_its_name_of_the_model(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_evaluated_is_one_clear_error(args: list[str], message: str) -> None:
+def test_invalid_targets_raise_one_line_errors(args: list[str], message: str) -> None:
     with pytest.raises((ConfigError, ConfigErrors)) as raised:
         resolve(load(*args))
     assert message in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_a_dry_run_shows_a_config_that_loads_back(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+def test_dry_run_prints_a_config_that_loads(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["eval", "--model.path", str(run.root), "--step", "2", "--dry-run"]) == 0
     shown = tomllib.loads(capsys.readouterr().out)
     again, target = resolve(EvalCommandConfig.model_validate(shown))
@@ -142,15 +142,13 @@ def test_runs_and_evaluations_are_not_overwritten(tmp_path: Path) -> None:
     publish_bytes(out.configs / "eval.toml", b"")
     MetricsWriter(out.metrics("eval")).log(3, {"reward": 1.0})
     open_output(out, 4, clean=False)
-    with pytest.raises(ConfigError, match="holds an evaluation of v3 already; remove it with --clean"):
+    with pytest.raises(ConfigError, match="already contains an evaluation of v3; remove it with --clean"):
         open_output(out, 3, clean=False)
     open_output(out, 3, clean=True)
     assert not out.root.exists()
     publish_bytes(out.configs / "rl.toml", b"")
     for clean in (False, True):
-        with pytest.raises(
-            ConfigError, match="holds something else; give the evaluation a folder of its own"
-        ):
+        with pytest.raises(ConfigError, match="not the folder of an evaluation; set another output_dir"):
             open_output(out, 3, clean=clean)
     assert out.root.exists()
 
@@ -168,7 +166,7 @@ def recorded(run: RunFolder) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run.eval_episodes(0).read_text().splitlines()]
 
 
-async def test_a_chat_endpoint_gets_messages_and_nothing_that_it_may_not_know(
+async def test_chat_endpoint_receives_only_standard_parameters(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ScriptedModel("abcz")
@@ -196,7 +194,7 @@ async def test_a_chat_endpoint_gets_messages_and_nothing_that_it_may_not_know(
     assert line["eval/held/reward/mean"] == 0.75 and line["eval/held/tokens/mean"] == 3
 
 
-async def test_a_server_that_takes_tokens_gets_tokens(
+async def test_token_endpoint_receives_tokens(
     tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ScriptedModel(("abcz<|im_end|>", "stop"))
@@ -210,7 +208,7 @@ async def test_a_server_that_takes_tokens_gets_tokens(
     assert all(record["traces"][0]["nodes"][-1]["token_ids"] for record in recorded(run))
 
 
-async def test_an_evaluation_of_which_every_episode_failed_has_failed(
+async def test_evaluation_fails_if_every_episode_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = ScriptedModel((400, "no such thing here"))
@@ -223,15 +221,13 @@ async def test_an_evaluation_of_which_every_episode_failed_has_failed(
     assert len(recorded(run)) == 3
 
 
-async def test_a_server_without_the_model_says_which_it_has(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+async def test_missing_model_names_the_served_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, _ = await evaluate(ScriptedModel("a"), tmp_path, "--model.path", "n")
     assert code == 2
     assert "serves 'm', not 'n'; set client.model to one of them" in capsys.readouterr().err
 
 
-async def test_a_taskset_without_tasks_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_empty_taskset_is_rejected(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = ScriptedModel("a")
     model.takes_tokens = False
     async with model.serve() as url:
@@ -250,7 +246,7 @@ async def test_a_taskset_without_tasks_is_refused(tmp_path: Path, capsys: pytest
     assert "source: the taskset of eval source 'none' has no tasks" in capsys.readouterr().err
 
 
-async def test_a_server_that_is_not_there_has_a_deadline(tmp_path: Path) -> None:
+async def test_unreachable_endpoint_raises_after_the_timeout(tmp_path: Path) -> None:
     args = [
         "--client.base_url",
         "http://127.0.0.1:9/v1",

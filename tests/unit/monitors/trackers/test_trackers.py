@@ -105,7 +105,7 @@ def test_the_end_of_a_run_waits_for_a_tracker_that_hangs_no_longer_than_it_may(
         wait_for(run.trackers / "custom", "1 {")
         ended = time.monotonic()
     assert time.monotonic() - ended < 5.0
-    assert "was not ready 0.5 s after the end (tracker.close_timeout)" in capsys.readouterr().err
+    assert "did not finish within 0.5 s of the end (tracker.close_timeout)" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("examples_are_found")
@@ -165,7 +165,7 @@ def test_a_finished_run_is_sent_by_hand(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["{tmp}", "--tracker.type", "tensorboard"], "is no run folder"),
+        (["{tmp}", "--tracker.type", "tensorboard"], "is not a run folder"),
         (
             ["{run}", "--tracker.type", "custom", "--tracker.import_path", "no.such:Thing"],
             "cannot be imported",

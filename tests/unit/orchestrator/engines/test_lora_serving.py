@@ -210,7 +210,7 @@ def test_what_cannot_be_exported_so_is_said(
             "--adapter",
             "--dtype",
             "bfloat16",
-        ): "--dtype: an adapter is written as it was",
+        ): "--dtype: is 'bfloat16', but --adapter writes",
     }
     for args, message in cases.items():
         assert main(["export", *args]) == 2

@@ -1,4 +1,4 @@
-"""What the page of a recorded run is made of: rows, rollouts, reasons, and one file with all of it."""
+"""Page of a recorded run: rows, rollouts, reasons, and the written file."""
 
 import asyncio
 import base64
@@ -22,7 +22,7 @@ from tests.support.report_runs import LIKELY, record_run
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> RunFolder:
-    """Do not write into it."""
+    """Recorded run shared by the tests of this module; read only."""
     return asyncio.run(record_run(tmp_path_factory.mktemp("recorded") / "run", tiny_model_dir))
 
 
@@ -35,13 +35,13 @@ def index(run: RunFolder) -> Index:
 
 
 def rows(index: Index, **wanted: Any) -> list[dict[str, Any]]:
-    """Rows of episodes with these values."""
+    """Return the episode rows with the given values."""
     named = [dict(zip(EPISODE_COLUMNS, row, strict=True)) for row in index.episodes]
     return [row for row in named if wanted.items() <= row.items()]
 
 
 def records(run: RunFolder) -> dict[str, dict[str, Any]]:
-    """Every recorded episode as it stands in its file, by the id that the page gives it."""
+    """Return every recorded episode by the id that the page uses."""
     paths = (run.root / "episodes").glob("[te][rv]a*/*.jsonl")
     found = [json.loads(line) for path in paths for line in path.read_text().splitlines()]
     return {record["id"][:ID]: record for record in found}
@@ -113,7 +113,7 @@ def test_a_rollout_holds_the_numbers_of_its_record(run: RunFolder, index: Index)
 
 
 def reason_of(index: Index, key: str) -> list[str]:
-    """The letters of each branch of an episode's first trace."""
+    """Return the letters of each branch of an episode's first trace."""
     (row,) = rows(index, key=key)
     return [branch["why"] for branch in rollout(index, row["id"], 64)["traces"][0]["branches"]]
 
@@ -192,15 +192,15 @@ def test_the_command_writes_into_the_run_folder_or_says_what_is_wrong(
 ) -> None:
     target = tmp_path / "r.html"
     assert main(["report", str(run.root), "--output", str(target)]) == 0
-    assert "18 of 18 rollouts listed, 18 with all their tokens" in capsys.readouterr().out
+    assert "18 of 18 rollouts listed, 18 with per-token values" in capsys.readouterr().out
     assert main(["report", str(tmp_path / "nothing")]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
     assert main(["report", str(run.root), "--output", str(target), "--tokenizer", str(tmp_path)]) == 2
     assert "tokenizer.json" in capsys.readouterr().err
 
 
 def test_the_likely_log_prob_is_near_what_the_policy_gives(index: Index) -> None:
-    """Else every token of the recorded run would be beyond the trust region."""
+    """Otherwise every token of the recorded run would be outside the trust region."""
     (row,) = rows(index, key="group-000000/0")
     sample = rollout(index, row["id"])["traces"][0]["branches"][0]["sample"]
     assert all(abs(value - LIKELY) < 1 for value in sample["logprobs"])

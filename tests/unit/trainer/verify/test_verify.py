@@ -233,13 +233,13 @@ def test_the_newest_step_of_a_run_is_credited_by_its_own_algorithms(verify, tmp_
     [
         (None, [], "No such file"),
         (b"junk", [], "step_000001.msgpack: "),
-        ([], [], "none of its 0 samples has a token to train"),
+        ([], [], "none of the 0 samples has a token to train"),
         ([make_sample(1, prompt=50)], [], "a sample of 56 tokens, but seq_len is 40; raise seq_len"),
-        ("vocabulary", [], "has a vocabulary of 265; name the model"),
+        ("vocabulary", [], "has a vocabulary of 265; set --model.path"),
         (
             [make_sample(1)],
             ["--trainer.loss.type", "icepop", "--trainer.loss.score_centering"],
-            "has no heads",
+            "has no top candidates",
         ),
         ([make_sample(1)], ["--model.path", "nowhere"], "model: the engine cannot serve nowhere"),
     ],
@@ -264,7 +264,7 @@ def test_what_cannot_be_looked_at_is_one_clear_line(
 
 def test_batch_needs_a_path(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--batch", "--json"]) == 2
-    assert "--batch: name a file of batches" in capsys.readouterr().err
+    assert "--batch: has no path; give a file of batches" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("spoilt", ["loss", "found", "expected"])
