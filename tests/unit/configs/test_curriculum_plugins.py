@@ -144,6 +144,7 @@ def test_they_are_in_the_schema_and_validate(braid: Commands, tmp_path: Path) ->
     assert "did you mean 'short'?" in dry_run(2, "shor").stderr
 
 
+@pytest.mark.slow
 def test_they_choose_and_judge(site: Path) -> None:
     done = python(site, "-c", USE)
     assert done.stdout.splitlines()[-1:] == ['ROW [[4, 2, 0], ["brief"]]'], done.stderr

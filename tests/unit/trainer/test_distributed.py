@@ -118,22 +118,36 @@ def worker(model: Path, folder: Path) -> None:
         refuse(model, folder, parallel)
 
 
+class Folders(dict[int, Path]):
+    """Results of one, two and three processes, computed when they are first needed."""
+
+    def __init__(self, model: Path, root: Path) -> None:
+        super().__init__()
+        self.model, self.root = model, root
+
+    def __missing__(self, count: int) -> Path:
+        folder = self[count] = self.root / str(count)
+        folder.mkdir()
+        if count > 1:
+            run_ranks(count, worker, self.model, folder)
+        for case in CASES if count == 1 else ():
+            learn(self.model, folder, case, ALONE)
+        return folder
+
+
 @pytest.fixture(scope="module")
-def folders(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
-    """What one, two and three processes leave."""
-    found = {count: tmp_path_factory.mktemp(f"processes_{count}") for count in (1, 2, 3)}
-    for case in CASES:
-        learn(tiny_model_dir, found[1], case, ALONE)
-    for count in (2, 3):
-        run_ranks(count, worker, tiny_model_dir, found[count])
-    return found
+def folders(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Folders:
+    return Folders(tiny_model_dir, tmp_path_factory.mktemp("processes"))
 
 
-RUNS = [*((2, case) for case in CASES), *((3, case) for case in THREE)]
+RUNS = [
+    *((2, case) for case in CASES),
+    *(pytest.param(3, case, marks=pytest.mark.slow) for case in THREE),
+]
 
 
 @pytest.mark.parametrize(("count", "case"), RUNS)
-def test_they_give_the_gradients_and_weights_of_one(folders: dict[int, Path], count: int, case: str) -> None:
+def test_they_give_the_gradients_and_weights_of_one(folders: Folders, count: int, case: str) -> None:
     one, two = RunFolder(folders[1] / case), RunFolder(folders[count] / case)
     files = ("model", "optimizer", "reference") if "reference_kl" in OPTIONS[case] else ("model", "optimizer")
     for step in (1, 2):
@@ -153,7 +167,7 @@ def test_they_give_the_gradients_and_weights_of_one(folders: dict[int, Path], co
 
 
 @pytest.mark.parametrize(("count", "case"), RUNS)
-def test_they_report_the_metrics_of_one(folders: dict[int, Path], count: int, case: str) -> None:
+def test_they_report_the_metrics_of_one(folders: Folders, count: int, case: str) -> None:
     one, two = (json.loads((folders[n] / case / "rows.json").read_text()) for n in (1, count))
     for row, expected in zip(two, one, strict=True):
         assert row.keys() == expected.keys() > OWN
@@ -161,14 +175,14 @@ def test_they_report_the_metrics_of_one(folders: dict[int, Path], count: int, ca
             assert row[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
 
 
-def test_the_protections_had_something_to_do(folders: dict[int, Path]) -> None:
+def test_the_protections_had_something_to_do(folders: Folders) -> None:
     rows = json.loads((folders[1] / "surrogate" / "rows.json").read_text())
     for name in ("is_clip_ratio", "m2po_clip_ratio", "opsm_clipfrac"):
         assert 0 < rows[0][name] < 1, name
     assert rows[0]["stepped"] == 2 and rows[0]["reference_kl"] >= 0 and rows[1]["reference_kl"] > 0
 
 
-def test_one_process_resumes_what_two_began(folders: dict[int, Path], tiny_model_dir, tmp_path) -> None:
+def test_one_process_resumes_what_two_began(folders: Folders, tiny_model_dir, tmp_path) -> None:
     learner = Learner.load(trainer_config(tiny_model_dir, tmp_path), ALONE)
     run = RunFolder(folders[2] / "mixed")
     assert load_checkpoint(run.trainer_checkpoint(1), learner.model, learner.optimizer, ALONE) == 1
@@ -178,9 +192,9 @@ def test_one_process_resumes_what_two_began(folders: dict[int, Path], tiny_model
         torch.testing.assert_close(parameter.detach(), expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_their_checkpoint_exports_as_the_published_weights(
-    folders: dict[int, Path], tiny_model_dir, tmp_path, count: int
+    folders: Folders, tiny_model_dir, tmp_path, count: int
 ) -> None:
     run = RunFolder(folders[count] / "mixed")
     source = ModelSource(None, run.trainer_checkpoint(2), None)
@@ -201,6 +215,6 @@ def test_bfloat16_shards_compute_what_one_process_computes(folders, tiny_model_d
     assert row["grad_norm"] == pytest.approx(expected["grad_norm"], rel=1e-2)
 
 
-def test_every_process_refuses_a_step_that_is_not_finite_in_one(folders: dict[int, Path]) -> None:
+def test_every_process_refuses_a_step_that_is_not_finite_in_one(folders: Folders) -> None:
     errors = [(folders[2] / f"refused_{rank}").read_text() for rank in (0, 1)]
     assert errors[0] == errors[1] and "trace 't77'" in errors[0]

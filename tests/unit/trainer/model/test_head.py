@@ -253,6 +253,7 @@ class LargestTensor(TorchDispatchMode):
         return made
 
 
+@pytest.mark.slow
 def test_no_tensor_of_a_large_vocabulary_spans_the_row():
     """Vocabulary 32,000 and 2,048 entries: entropies and candidates included, the peak is a chunk; values as ever."""
     generator, entries, vocabulary = torch.Generator().manual_seed(0), 2048, 32_000

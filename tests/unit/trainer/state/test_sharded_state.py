@@ -157,6 +157,7 @@ def test_two_processes_take_the_five_steps_of_one(alone: Path, pair: Path, varia
     assert_same_run(pair / variant, alone)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["once", "each", "replicated", "resumed"])
 def test_two_copies_on_four_processes_take_the_steps_of_one(alone: Path, quartet: Path, variant: str) -> None:
     assert_same_run(quartet / variant, alone)
