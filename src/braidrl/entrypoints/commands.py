@@ -1,4 +1,4 @@
-"""The commands of `braid`, in the order of `braid --help`. Nothing heavy is imported here."""
+"""Commands of `braid`, in the order of `braid --help`. Every command imports this module, so its imports stay light."""
 
 import importlib
 from collections.abc import Callable

@@ -43,7 +43,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Process:
-    """A command to run."""
+    """Command to run as one process."""
 
     name: str
     args: tuple[str, ...]

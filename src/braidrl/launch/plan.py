@@ -81,8 +81,10 @@ def _servers(config: RLConfig, machines: Nodes, per_machine: int, threads: int) 
 
 
 def _ranks(config: RLConfig, machines: Nodes, first: int, threads: int) -> Iterator[Slot]:
-    """Yield the slots of trainer ranks. Every rank sees the GPUs of all ranks on its machine and uses the one of its
-    local rank."""
+    """Yield the slots of trainer ranks.
+
+    The GPUs of all ranks of a machine are visible to each of them. A rank uses the GPU of its local rank.
+    """
     processes = config.trainer.parallel.processes
     for rank in range(processes * len(machines.training)):
         yield Slot(

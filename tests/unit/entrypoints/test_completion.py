@@ -1,4 +1,4 @@
-"""Completion in real shells: what a person gets who presses TAB."""
+"""Completion in real shells."""
 
 import os
 import pty
@@ -20,7 +20,7 @@ READY = "ready-for-keys"
 
 @pytest.fixture(scope="module")
 def scripts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The script of each shell, in a folder that also holds `my_run.toml`."""
+    """Write the script of each shell to a folder that also contains `my_run.toml`."""
     folder = tmp_path_factory.mktemp("shells")
     words = completion.words_of_all()
     for shell, script in completion.SHELLS.items():

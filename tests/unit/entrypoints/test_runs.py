@@ -1,4 +1,4 @@
-"""`braid runs` and `braid compare`: what they show of real run folders, and their errors."""
+"""`braid runs` and `braid compare`: output for real run folders, and errors."""
 
 import json
 import os
@@ -62,7 +62,7 @@ def test_runs_are_listed_with_status_and_last_metrics(
     killed = write_run(tmp_path / "killed", steps=3)
     with recorded(killed):
         (launch,) = read_record(killed)
-    launch.born = 1  # of another process that had the number of this one
+    launch.born = 1  # start time of an earlier process with the same id
     killed.record.write_bytes(msgspec.json.encode(RunRecord([launch])))
     write_run(tmp_path / "old")
     (tmp_path / "empty").mkdir()

@@ -33,7 +33,7 @@ def group(name: str, *rewards: float | None) -> list[Episode]:
 
 
 def rows(text: str) -> dict[str, dict[str, list[str]]]:
-    """The lines of each group that is shown, by name, as cells."""
+    """Parse the printed groups: the cells of each row, by group and row label."""
     shown: dict[str, dict[str, list[str]]] = {}
     for block in text.split("\n\n"):
         title, *lines = block.splitlines()
@@ -80,7 +80,7 @@ def test_two_algorithms_side_by_side(tmp_path: Path, capsys: pytest.CaptureFixtu
 def test_rewards_are_measured_against_group_or_batch(
     norm: str, expected: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The record of a step is a batch: here two groups, with the rewards 1, 0 and 1, 1."""
+    """The recorded episodes of a step form a batch: two groups with the rewards 1, 0 and 1, 1."""
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0), *group("b", 1.0, 1.0))
     assert main(["score", str(path), "--algo.advantage_norm", norm]) == 0
     assert rows(capsys.readouterr().out)["sums a"]["algo: grpo"] == expected
@@ -104,7 +104,7 @@ def test_ce_weights_are_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 
 def test_weights_within_the_rl_loss_count(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Two settings with the same advantages differ in what they train, and in their signal."""
+    """Two settings with the same advantages but different weights have different signals."""
     long = [("user", 2), ("assistant", 9)]
     path = record(tmp_path / "e.jsonl", *group("a", 1.0, 0.0))
     record(path, episode(trace(1.0, long), group="b"), episode(trace(0.0, long), group="b"))
