@@ -88,7 +88,7 @@ def test_rollouts_are_filtered_sorted_and_remembered_in_the_address(page: Path) 
         look.go("view=rollouts&algorithm=grpo&outcome=trained&version=1..1", "rollouts")
         expect(look.page.locator(ROWS)).to_have_count(2)
         look.go("view=rollouts&text=second", "rollouts")
-        assert look.texts(".tabulator-placeholder") == ["no rollout passes the filter"]
+        assert look.texts(".tabulator-placeholder") == ["no rollout matches the filters"]
         look.go("view=rollouts", "rollouts")
         look.page.click(".tabulator-col[tabulator-field=reward]")
         look.page.click(".tabulator-col[tabulator-field=reward]")
@@ -133,7 +133,7 @@ def test_it_says_why_a_token_was_not_trained(page: Path, run: RunFolder) -> None
         open_rollout(look, recorded, "trust")
         look.page.hover(".body .c-rejected >> nth=0")
         (why,) = look.texts("#tip .why")
-        assert why.startswith("rejected") and "trusts a change of 0.1" in why and look.tip()["pull"] == 0
+        assert why.startswith("rejected") and "allows a change of 0.1" in why and look.tip()["pull"] == 0
         look.page.hover(".body .c-kept >> nth=0")
         assert "member of ce" in look.texts("#tip .why")[0]
         open_rollout(look, record(run, "group-000005/0"), "why")
@@ -159,9 +159,9 @@ def test_branches_stand_side_by_side(page: Path, run: RunFolder) -> None:
         assert columns.count() == 3
         tops = {round(columns.nth(number).bounding_box()["y"]) for number in range(3)}
         assert len(tops) == 1
-        assert "what 3 branches share" in look.texts("h4")[0]
+        assert "common part of 3 branches" in look.texts("h4")[0]
         look.page.hover('.branch[data-branch="1"] .t.shared:not(.template) >> nth=0')
-        assert look.texts("#tip .why")[0].startswith("trains elsewhere")
+        assert look.texts("#tip .why")[0].startswith("trained elsewhere")
 
 
 def test_a_token_has_an_address_and_keys_move(page: Path, run: RunFolder) -> None:

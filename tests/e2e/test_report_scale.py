@@ -74,7 +74,7 @@ def test_a_hundred_thousand_episodes_fit_on_a_page_that_says_what_it_leaves_out(
         look.go("view=rollouts", "rollouts")
         expect(look.page.locator(".tabulator-row")).to_have_count(50)
         assert f"which are {MOST_ROWS:,} of {EPISODES:,}, evenly spread" in look.texts(".count")[0]
-        assert "this page holds the tokens of" in look.texts(".count")[0]
+        assert "this page has the tokens of" in look.texts(".count")[0]
         look.page.click(".tabulator-page[data-page=last]")
         expect(look.page.locator(".tabulator-page.active")).to_have_text(f"{MOST_ROWS // 50}")
         look.page.select_option("select[name=env]", "told")

@@ -1,4 +1,4 @@
-"""Runs side by side: what their configs differ in, and what became of their metrics."""
+"""Comparison of runs: differences of their configs, and their metrics side by side."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from braidrl.report.runs import read_settings
 from braidrl.utils.run_folder import RunFolder
 
 IGNORED = ("output_dir", *SHARED_COPIES)
-"""Keys that differ between any two runs, or wherever the key at the root does, and their blocks."""
+"""Keys (and blocks) left out of the comparison: they always differ, or only repeat a key at the root."""
 PROCESSES = ("orchestrator", "trainer", "eval")
 OVERVIEW = (
     ("orchestrator", "reward/mean"),
@@ -24,27 +24,27 @@ OVERVIEW = (
     ("trainer", "grad_norm"),
     ("trainer", "tokens_per_second"),
 )
-"""What is compared unless something else is asked for, beside the rewards of sources and of evaluations."""
+"""Metrics compared by default, in addition to the rewards of sources and evaluations."""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of one run."""
+    """Metric of one run over its steps."""
 
     steps: list[int]
     values: list[float]
     ci95: float | None = None
-    """Half the 95% interval of the last value, where it is known."""
+    """Half-width of the 95% interval of the last value, if known."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """A metric of several runs."""
+    """Metric of several runs."""
 
     process: str
     name: str
     curves: list[Curve | None]
-    """Of each run; None: it has no such metric."""
+    """Curve of each run; None if a run does not have the metric."""
 
     @property
     def title(self) -> str:
@@ -52,7 +52,7 @@ class Metric:
 
 
 def differences(runs: Sequence[RunFolder]) -> list[tuple[str, list[Any]]]:
-    """The dotted keys in which the configs of `runs` differ, with the value in each (None: it is not set)."""
+    """Return the dotted keys in which the configs of `runs` differ, with the value in each run (None: not set)."""
     settings = [dict(flat(read_settings(run))) for run in runs]
     keys = sorted({key for each in settings for key in each if not _ignored(key)})
     rows = [(key, [each.get(key) for each in settings]) for key in keys]
@@ -64,7 +64,7 @@ def _ignored(key: str) -> bool:
 
 
 def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of nested settings; of lists of blocks with their numbers."""
+    """Yield nested settings as pairs of dotted key and value. Lists of blocks are indexed: `source[0].name`."""
     if isinstance(settings, Mapping) and settings:
         for key, value in settings.items():
             yield from flat(value, f"{prefix}.{key}" if prefix else key)
@@ -76,7 +76,7 @@ def flat(settings: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def compared(runs: Sequence[RunFolder], wanted: Sequence[str] = ()) -> list[Metric]:
-    """Metrics of `runs`: those whose titles contain one of `wanted`, or an overview."""
+    """Return the metrics of `runs` whose titles contain one of `wanted`, by default those of the overview."""
     rows = [{process: read_metrics(run.metrics(process)) for process in PROCESSES} for run in runs]
     metrics = []
     for process in PROCESSES:
@@ -86,7 +86,7 @@ def compared(runs: Sequence[RunFolder], wanted: Sequence[str] = ()) -> list[Metr
             chosen = any(word in metric.title for word in wanted) if wanted else _in_overview(process, name)
             if chosen and any(metric.curves):
                 metrics.append(metric)
-    return sorted(metrics, key=_place) if not wanted else metrics
+    return sorted(metrics, key=_sort_key) if not wanted else metrics
 
 
 def _in_overview(process: str, name: str) -> bool:
@@ -96,8 +96,8 @@ def _in_overview(process: str, name: str) -> bool:
     return rewards or (process, name) in OVERVIEW
 
 
-def _place(metric: Metric) -> tuple[int, int, str]:
-    """Evaluations first, then rewards, then the rest in the order of the overview."""
+def _sort_key(metric: Metric) -> tuple[int, int, str]:
+    """Sort evaluations first, then rewards, then the rest in the order of the overview."""
     if metric.process == "eval":
         return 0, 0, metric.name
     if metric.name.startswith("reward/"):

@@ -1,4 +1,4 @@
-"""What a person sees of a run while it goes on: a dashboard on a terminal, lines elsewhere, or nothing."""
+"""Console view of a running job: a dashboard on a terminal, lines elsewhere, or nothing."""
 
 from typing import Protocol, Self
 
@@ -10,7 +10,7 @@ from braidrl.utils.run_folder import RunFolder
 
 
 class View(Protocol):
-    """Use as a context; call `update` now and then."""
+    """Console view. Use as a context manager and call `update` regularly."""
 
     def __enter__(self) -> Self: ...
 
@@ -20,7 +20,7 @@ class View(Protocol):
 
 
 class SilentView:
-    """Shows nothing: how the run ended is said by who launched it."""
+    """View without output. The launcher reports how the run ended."""
 
     def __enter__(self) -> Self:
         return self
@@ -40,11 +40,13 @@ def open_view(
     verbose: bool = False,
     console: Console | None = None,
 ) -> View:
-    """The view of `run` for this console. On a terminal that can move its cursor it is the dashboard, in colours unless
-    `NO_COLOR` is set; elsewhere it is a line a step, two with `verbose`; with `quiet` nothing.
+    """Return the view of `run` for a console.
+
+    This is the dashboard on a terminal that can move its cursor (without colours if `NO_COLOR` is set). Elsewhere it is
+    one line per step, or two with `verbose`. With `quiet` there is no output.
 
     Args:
-        after: the step that the run continues after.
+        after: last step before a resumed run, 0 for a new one.
     """
     console = console or Console()
     if quiet:

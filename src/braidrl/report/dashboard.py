@@ -1,4 +1,4 @@
-"""A run on a terminal: progress, rewards, speed, queues, and who waits for what, drawn again as it goes on."""
+"""Terminal dashboard of a running job: progress, rewards, speed, queues and pending waits."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +18,12 @@ from braidrl.report.sparkline import plain, sparkline
 from braidrl.utils.run_folder import RunFolder
 
 CURVE = 30
-"""Bars of a reward curve."""
+"""Number of bars in a reward curve."""
 RECENT = 10
-"""Steps that a recent mean is over."""
+"""Number of steps in a recent mean."""
 REDRAW_SECONDS = 0.25
 GAP = 4
-"""Columns between rewards and numbers, where both fit beside each other."""
+"""Number of columns between rewards and numbers if both fit side by side."""
 BOLD, DIM, WARN = "bold", "dim", "bold yellow"
 
 NUMBERS = (
@@ -39,11 +39,11 @@ NUMBERS = (
     ("groups without signal", (("orchestrator", "zero_signal", "{:.0%}"),)),
     ("truncated", (("orchestrator", "truncated", "{:.0%}"),)),
 )
-"""Rows of numbers of the last step: title, and (process, name, format) of each that is known."""
+"""Rows for metrics of the last step: title, and (process, name, format) of each value. Missing values are skipped."""
 
 
 class Dashboard:
-    """Draws a run. Use as a context; call `update` now and then. No thread draws it."""
+    """Dashboard of a run. Use as a context manager and call `update` regularly; there is no drawing thread."""
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class Dashboard:
         self._live.stop()
 
     def update(self) -> None:
-        """Read what is new and draw it, a few times a second at most."""
+        """Read new data and redraw, at most once every `REDRAW_SECONDS`."""
         if self._clock() - self._drawn >= REDRAW_SECONDS:
             self._read()
             self._draw()
@@ -86,10 +86,10 @@ class Dashboard:
         self._drawn = self._clock()
         self._live.update(self.render(), refresh=True)
 
-    # -- what is drawn
+    # -- layout
 
     def render(self) -> RenderableType:
-        """All of it."""
+        """Return the whole dashboard."""
         rewards, numbers = self._rewards(), self._numbers()
         width = GAP + sum(self.console.measure(each).maximum for each in (rewards, numbers))
         middle = Table.grid(padding=(0, GAP) if width <= self.console.width else (0, 0, 1, 0))
@@ -118,7 +118,7 @@ class Dashboard:
         return Group(Text(str(reading.run.root), BOLD, overflow="fold"), head)
 
     def _rewards(self) -> RenderableType:
-        """A row a source, and one an evaluated source."""
+        """Return a table with one row per training source and one per evaluated source."""
         table = _table("reward", "over the steps", "last", f"last {RECENT}")
         rows = self.reading.rows["orchestrator"]
         newest = rows[max(rows)] if rows else {}
@@ -138,7 +138,7 @@ class Dashboard:
         return table
 
     def _evaluated(self) -> Iterator[tuple[str, list[float], str]]:
-        """Each evaluated source with its curve, and its last reward with half the 95% interval."""
+        """Yield each evaluated source with its curve and its last reward, formatted with the 95% interval."""
         rows = self.reading.evaluations
         sources = {
             key: source for row in rows for key in row if (source := source_of("eval", key)) is not None
@@ -152,7 +152,7 @@ class Dashboard:
                 yield source, [row[key] for row in known], last
 
     def _numbers(self) -> RenderableType:
-        """Figures of the last step, and the queues of now."""
+        """Return a table with metrics of the last step and current queue sizes."""
         table = _table("last step", "")
         for title, metrics in NUMBERS:
             values = [(self.reading.value(process, name), text) for process, name, text in metrics]
@@ -173,24 +173,24 @@ class Dashboard:
         return table
 
     def _waits(self) -> RenderableType:
-        """Who waits for what."""
+        """Return a table with the current activity of each process."""
         table = Table.grid(padding=(0, 2))
         live = self.reading.live
         if live is None or not live.fresh:
-            table.add_row(Text("starting: models are loaded, environments are opened", DIM))
+            table.add_row(Text("starting: loading models and opening environments", DIM))
             return table
         table.add_row(Text("trainer", BOLD), self._trainer())
         table.add_row(Text("orchestrator", BOLD), live.waits)
-        queue = f", {live.calls_waiting} of them wait for a replica" if live.calls_waiting else ""
+        queue = f", {live.calls_waiting} waiting for a replica" if live.calls_waiting else ""
         table.add_row(
             Text("inference", BOLD), f"serves v{live.version}; {live.calls} model calls in flight{queue}"
         )
         if live.idle >= QUIET_SECONDS:
-            table.add_row(Text("!", WARN), Text(f"nothing has moved for {live.idle:.0f} s", WARN))
+            table.add_row(Text("!", WARN), Text(f"no progress for {live.idle:.0f} s", WARN))
         return table
 
     def _trainer(self) -> str:
-        """What the trainer does, as the batches in the folder tell: it removes one when its step is done."""
+        """Describe what the trainer is doing. It removes a batch after its step, so a published batch is in use."""
         step = max(self.reading.rows["trainer"], default=self.reading.step) + 1
         if step > self.reading.max_steps:
             return "done"
@@ -203,12 +203,12 @@ class Dashboard:
 
 
 def clock_time(seconds: float) -> str:
-    """`0:01:05`; days are spelled out."""
+    """Format seconds as `0:01:05`, preceded by the number of days if there are any."""
     return str(timedelta(seconds=round(seconds)))
 
 
 def _table(*header: str) -> Table:
-    """A table without lines."""
+    """Return an empty table without lines."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style=BOLD, show_edge=False)
     for name in header:
         table.add_column(name)

@@ -1,18 +1,18 @@
-"""Progress of an evaluation: a bar on a terminal, ten lines elsewhere."""
+"""Progress of an evaluation: a progress bar on a terminal, ten lines elsewhere."""
 
 from rich.console import Console
 
 from braidrl.report.live import LiveBar
 
 LINES = 10
-"""Lines where there is no terminal."""
+"""Number of lines printed without a terminal."""
 
 
 class EpisodeProgress(LiveBar):
-    """Counts episodes as they end. Use as a context.
+    """Counter of finished episodes. Use as a context manager.
 
     Args:
-        total: episodes of the whole evaluation.
+        total: number of episodes of the whole evaluation.
     """
 
     def __init__(self, total: int, console: Console) -> None:
@@ -22,7 +22,7 @@ class EpisodeProgress(LiveBar):
         self.sum = 0.0
 
     def ended(self, reward: float | None) -> None:
-        """One more has ended, with `reward` or (None) with an error."""
+        """Count a finished episode; `reward` is None if it failed."""
         before = LINES * self.done // self.total
         self.done += 1
         if reward is None:
@@ -36,7 +36,7 @@ class EpisodeProgress(LiveBar):
 
     @property
     def line(self) -> str:
-        """Mean reward so far, and how many failed."""
+        """Mean reward so far and number of failed episodes."""
         good = self.done - self.failed
         mean = f"reward {self.sum / good:.3f}" if good else "no reward yet"
         return f"{mean}  {self.failed} failed" if self.failed else mean

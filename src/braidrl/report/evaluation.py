@@ -1,4 +1,4 @@
-"""Evaluations as tables, from a line of `eval.jsonl`."""
+"""Tables of evaluation results, from a line of `eval.jsonl`."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ ABSENT = "-"
 
 
 def evaluation_table(metrics: Metrics) -> list[tuple[str, ...]]:
-    """A header, then a row a source: reward with its 95% interval, pass@k, episodes, errors, truncated, tokens."""
+    """Return a header and one row per source: reward ± 95% interval, pass@k, episodes, errors, truncated, tokens."""
     names = [key[len("eval/") : -len("/num")] for key in metrics if key.endswith("/num")]
     passes = sorted({key.rpartition("/pass@")[2] for key in metrics if "/pass@" in key}, key=int)
     columns = [f"pass@{k}" for k in passes]
@@ -38,7 +38,7 @@ def evaluation_table(metrics: Metrics) -> list[tuple[str, ...]]:
 
 
 def evaluation_lines(metrics: Metrics) -> list[str]:
-    """The table as plain lines."""
+    """Return the table as lines of plain text."""
     return plain_lines(evaluation_table(metrics))
 
 

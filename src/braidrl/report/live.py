@@ -1,4 +1,4 @@
-"""A bar that what counts something shows on a terminal that can move its cursor; nothing elsewhere."""
+"""Progress bar shown only on terminals that can move their cursor."""
 
 from typing import Self
 
@@ -14,7 +14,10 @@ from rich.progress import (
 
 
 class LiveBar:
-    """Use as a context; `self.bar` and `self.task` are rich's, with a field `line` that stands behind the bar."""
+    """Base class of progress displays. Use as a context manager.
+
+    `self.bar` and `self.task` are rich's progress bar and task. The task's field `line` is the text after the bar.
+    """
 
     def __init__(self, console: Console, unit: str, total: int, line: str = "") -> None:
         self.console = console

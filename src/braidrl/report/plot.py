@@ -1,16 +1,20 @@
-"""The reward curve of a run: a picture for the run folder, a small one for the terminal."""
+"""Reward curve of a run, as a PNG file or as text for the terminal."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
 TERMINAL_SIZE = (72, 14)
-"""Characters, lines."""
+"""Width in characters and height in lines."""
 
 
 def save_reward_plot(
     path: Path, steps: Sequence[int], rewards: Sequence[float], heldout: Sequence[tuple[int, float, float]]
 ) -> None:
-    """Write a PNG: mean reward of every training batch, and held-out points `(version, mean, half 95% interval)`."""
+    """Write a PNG with the mean reward of each training batch and the held-out rewards.
+
+    Args:
+        heldout: (version, mean, half-width of the 95% interval) of each evaluation.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -28,7 +32,7 @@ def save_reward_plot(
 
 
 def terminal_plot(steps: Sequence[int], rewards: Sequence[float]) -> str:
-    """The same curve in characters."""
+    """Return the reward curve as text."""
     import plotext
 
     plotext.clear_figure()

@@ -1,4 +1,4 @@
-"""Progress of a run in lines, one a step: where there is no terminal, and beside the bar of a short command."""
+"""Progress of a run as one line per step, or as a progress bar on a terminal."""
 
 import time
 from collections.abc import Iterator
@@ -29,13 +29,13 @@ DETAILS = (
     ("trainer", "time/wait", "trainer waited {:.1f} s"),
     ("orchestrator", "seconds/policy_wait", "orchestrator waited {:.1f} s"),
 )
-"""What a second line has with `--verbose`, after the reward of each source."""
+"""Metrics of the second line with `--verbose`, after the reward of each source."""
 QUIET_SECONDS = 30.0
-"""Without progress for so long, a line says who waits for what."""
+"""Seconds without progress after which pending waits are shown."""
 
 
 class Progress(LiveBar):
-    """Follows a run. Use as a context; call `update` now and then."""
+    """Line-based view of a run. Use as a context manager and call `update` regularly."""
 
     def __init__(
         self,
@@ -47,19 +47,24 @@ class Progress(LiveBar):
         after: int = 0,
         verbose: bool = False,
     ) -> None:
-        """`processes` must all have reported a step before it is shown. Without a terminal, `every` n-th is.
-        A resumed run shows only what comes `after` its checkpoint."""
+        """Open a view of `run`, which ends at `max_steps`.
+
+        Args:
+            processes: a step is shown once all of these have reported it.
+            every: without a terminal, show only every n-th step.
+            after: last step before a resumed run; only later steps are shown.
+        """
         super().__init__(console or Console(), "step", max_steps, line="starting")
         self.reading = RunReader(run, max_steps, processes, after)
         self.max_steps = max_steps
         self.every = every
         self.verbose = verbose
         self.first: tuple[int, float] | None = None
-        """The first step that was shown, and when: time left is reckoned from there, start-up apart."""
-        self.spoke = time.monotonic()
+        """First step shown and its time. The remaining time is estimated from there, which excludes start-up."""
+        self.last_output = time.monotonic()
 
     def update(self) -> None:
-        """Show the evaluations, and the steps that all processes have reported, since the last call."""
+        """Show new evaluations, and new steps that all processes have reported."""
         evaluations, notices, steps = self.reading.read()
         for row in evaluations:
             self._print(
@@ -70,7 +75,7 @@ class Progress(LiveBar):
         for step in steps:
             self._show(step)
         live = self.reading.live
-        quiet = time.monotonic() - self.spoke >= QUIET_SECONDS
+        quiet = time.monotonic() - self.last_output >= QUIET_SECONDS
         if quiet and live is not None and live.fresh and live.idle >= QUIET_SECONDS:
             self._print(f"no progress for {live.idle:.0f} s; {live.waits}")
 
@@ -104,5 +109,5 @@ class Progress(LiveBar):
         return f"  {(time.monotonic() - when) / (step - first) * (self.max_steps - step):.0f} s left"
 
     def _print(self, text: str) -> None:
-        self.spoke = time.monotonic()
+        self.last_output = time.monotonic()
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)

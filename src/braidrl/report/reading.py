@@ -1,4 +1,4 @@
-"""What a run has reported so far: the one reader behind lines and dashboard. Reads the run folder only."""
+"""Incremental reader of a run folder, shared by the line view and the dashboard."""
 
 import time
 from collections import deque
@@ -12,17 +12,17 @@ from braidrl.utils.run_folder import RunFolder
 Row = dict[str, Any]
 
 HISTORY = 240
-"""Steps that are remembered."""
+"""Number of steps kept in memory."""
 PACE = 20
-"""Newest steps that time left is reckoned from."""
+"""Number of recent steps from which the remaining time is estimated."""
 
 
 class RunReader:
-    """Follows the metrics of a run, its evaluations, its state of now, and trackers that failed.
+    """Reader of a run's metrics, evaluations, live state and tracker failures.
 
     Args:
-        processes: must all have reported a step before it counts.
-        after: a resumed run has nothing to tell of this step and earlier ones.
+        processes: a step counts once all of these have reported it.
+        after: last step before a resumed run; only later steps are reported.
     """
 
     def __init__(
@@ -36,11 +36,11 @@ class RunReader:
         self.run = run
         self.max_steps = max_steps
         self.step = after
-        """The last step that all processes have reported."""
+        """Last step that all processes have reported."""
         self.rows: dict[str, dict[int, Row]] = {name: {} for name in processes}
         self._evaluated = Follower(run.metrics("eval"))
         self.evaluations: list[Row] = self._evaluated.read()
-        """All so far; those of an earlier process are no news."""
+        """All evaluations so far. Those already in the file at the start are not reported as new."""
         self.live: LiveState | None = None
         self._clock = clock
         self._followers = {name: Follower(run.metrics(name)) for name in self.rows}
@@ -48,12 +48,12 @@ class RunReader:
         self._pace: deque[tuple[int, float]] = deque(maxlen=PACE + 1)
 
     def read(self) -> tuple[list[Row], list[str], list[int]]:
-        """Evaluations, words about trackers, and steps that are new since the last call."""
+        """Return the evaluations, messages about failed trackers, and steps that are new since the last call."""
         self.live = read_live(self.run.live)
         evaluations = self._evaluated.read()
         self.evaluations += evaluations
         notices = [
-            f"tracker {each['tracker']} failed, training goes on: {each['message']}"
+            f"tracker {each['tracker']} failed, training continues: {each['message']}"
             for each in self._failed.read()
         ]
         for name, follower in self._followers.items():
@@ -70,17 +70,17 @@ class RunReader:
         return evaluations, notices, steps
 
     def value(self, process: str, name: str) -> float | None:
-        """A metric of the last step that all have reported."""
+        """Return a metric of the last step that all processes have reported."""
         return self.rows.get(process, {}).get(self.step, {}).get(name)
 
     def curve(self, process: str, name: str) -> list[float]:
-        """A metric of the steps that are remembered, oldest first, as far as the process has come."""
+        """Return the values of a metric in the last `HISTORY` steps, oldest first, up to the process's newest step."""
         rows = sorted(self.rows.get(process, {}).items())
         return [row[name] for _, row in rows if row.get(name) is not None]
 
     @property
     def seconds_left(self) -> float | None:
-        """Time left at the pace of the newest steps; None: too few are known."""
+        """Remaining time in seconds, estimated from recent steps; None with fewer than two."""
         if len(self._pace) < 2:
             return None
         (first, then), (last, now) = self._pace[0], self._pace[-1]

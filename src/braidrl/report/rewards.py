@@ -1,4 +1,4 @@
-"""What a finished run learned: its reward curve, held-out reward by version, and rollouts to read."""
+"""Results of a finished run: reward curve, held-out reward by version, and recorded rollouts."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,17 +18,17 @@ class HeldOut:
     version: int
     mean: float
     ci95: float
-    """Half the width of the 95% confidence interval of the mean."""
+    """Half-width of the 95% confidence interval of the mean."""
 
 
 def training_curve(run: RunFolder) -> tuple[list[int], list[float]]:
-    """Steps, and the mean reward of the episodes that each one's batch was collected from."""
+    """Return the steps and the mean reward of the episodes collected for the batch of each step."""
     rows = [row for row in read_metrics(run.metrics("orchestrator")) if row.get("reward/mean") is not None]
     return [int(row["step"] or 0) for row in rows], [float(row["reward/mean"] or 0.0) for row in rows]
 
 
 def heldout_rewards(run: RunFolder, source: str) -> list[HeldOut]:
-    """Every evaluation of a source, by version."""
+    """Return all evaluations of a source, by version."""
     key = f"eval/{source}/reward"
     rows = [row for row in read_metrics(run.metrics("eval")) if row.get(f"{key}/mean") is not None]
     return [
@@ -38,12 +38,12 @@ def heldout_rewards(run: RunFolder, source: str) -> list[HeldOut]:
 
 
 def eval_episodes(run: RunFolder, version: int) -> dict[str, dict[str, Any]]:
-    """Recorded evaluation episodes of a version, by their key (the same tasks for every version)."""
+    """Return the recorded evaluation episodes of a version by key. Equal keys are the same task in every version."""
     return {record["braid"]["key"]: record for record in _records(run.eval_episodes(version))}
 
 
 def conversation(record: dict[str, Any]) -> list[tuple[str, str]]:
-    """Role and text of each message of the episode's first trace."""
+    """Return the role and text of each message of the episode's first trace."""
     return [
         (node["message"]["role"], node["message"].get("content") or "")
         for node in record["traces"][0]["nodes"]
@@ -51,7 +51,7 @@ def conversation(record: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def reward(record: dict[str, Any]) -> float:
-    """Reward of the episode's first trace."""
+    """Return the reward of the episode's first trace."""
     return record["braid"]["rewards"][record["traces"][0]["id"]]
 
 

@@ -1,4 +1,4 @@
-"""Run folders at a glance: where they are, how they ended, and what they reported last."""
+"""Discovery and summaries of run folders."""
 
 import time
 import tomllib
@@ -12,40 +12,40 @@ from braidrl.monitors.record import Launch, Outcome, outcome, read_record
 from braidrl.utils.run_folder import RunFolder
 
 DEPTH = 4
-"""How deep below a folder runs are looked for."""
+"""Maximum depth below a folder at which runs are searched."""
 KINDS = ("rl", "sft", "eval")
-"""The commands that make runs; each leaves its resolved config under its name."""
+"""Commands that create runs. Each writes its resolved config as `NAME.toml`."""
 METRICS = ("trainer", "orchestrator", "eval")
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """What is told of a run."""
+    """Summary of a run."""
 
     run: RunFolder
     outcome: Outcome
     launches: list[Launch] = field(default_factory=list)
     kind: str | None = None
-    """One of `KINDS`; None: it has no config."""
+    """One of `KINDS`; None if the run has no config."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Its resolved config; empty where it has none."""
+    """Resolved config; empty if the run has none."""
     last: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """The last line of each kind of metrics."""
+    """Last line of each metrics file, by process."""
 
     @property
     def step(self) -> int | None:
-        """The last step whose optimizer step was taken, or the version that was evaluated; None: none was."""
+        """Last finished optimizer step, or last evaluated version for `eval` runs; None if there is none."""
         row = self.last.get("eval" if self.kind == "eval" else "trainer")
         return None if row is None else int(row["step"])
 
     @property
     def started(self) -> float | None:
-        """When it was launched first, in seconds since 1970."""
+        """Time of the first launch, in seconds since the epoch."""
         return self.launches[0].started if self.launches else None
 
     @property
     def seconds(self) -> float | None:
-        """How long its launches took together; one that was killed, until its folder moved last."""
+        """Total duration of all launches. A killed launch counts until its last sign of life."""
         if not self.launches:
             return None
         *earlier, newest = self.launches
@@ -54,12 +54,12 @@ class RunSummary:
         return past + max(0.0, ended - newest.started)
 
     def metric(self, process: str, name: str) -> float | None:
-        """The last value of a metric."""
+        """Return the last value of a metric, or None if it was not reported."""
         return self.last.get(process, {}).get(name)
 
 
 def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[RunFolder]:
-    """The run folders in and below `folder`, by name. What lies within a run is not looked at."""
+    """Yield the run folders at and below `folder`, sorted by path. Subfolders of a run are not searched."""
     run = RunFolder(folder)
     if run.record.is_file() or (folder / "metrics").is_dir():
         yield run
@@ -72,17 +72,17 @@ def find_runs(folder: Path, depth: int = DEPTH) -> Iterator[RunFolder]:
 
 
 def summarize(run: RunFolder) -> RunSummary:
-    """Read a little of a run folder. Raises `ValueError` where its record or its config cannot be read."""
+    """Summarise a run without reading all of its files. Raises `ValueError` if its record or config is invalid."""
     rows = {name: row for name in METRICS if (row := last_row(run.metrics(name))) is not None}
     return RunSummary(run, outcome(run), read_record(run), kind_of(run), read_settings(run), rows)
 
 
 def kind_of(run: RunFolder) -> str | None:
-    """The command that made a run; None where it left no config."""
+    """Return the command that created a run, or None if the run has no config."""
     return next((kind for kind in KINDS if (run.configs / f"{kind}.toml").is_file()), None)
 
 
 def read_settings(run: RunFolder) -> dict[str, Any]:
-    """The resolved config of a run; empty where it has none."""
+    """Return the resolved config of a run, empty if it has none."""
     kind = kind_of(run)
     return {} if kind is None else tomllib.loads((run.configs / f"{kind}.toml").read_text())

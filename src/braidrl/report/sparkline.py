@@ -1,4 +1,4 @@
-"""A curve in a few characters."""
+"""Sparklines: curves drawn with block characters."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,19 @@ from itertools import pairwise
 
 BARS = "▁▂▃▄▅▆▇█"
 ASCII_BARS = "_.-~=*#@"
-"""Where the terminal has no others."""
+"""Replacements of `BARS` on ASCII-only terminals."""
 
 
 def sparkline(
     values: Sequence[float], width: int, low: float | None = None, high: float | None = None
 ) -> str:
-    """`values` as at most `width` bars between `low` and `high` (None: their own least and greatest).
+    """Return a string of at most `width` bars for `values`.
 
-    More values than bars are averaged evenly; those that are not finite are left out.
+    Non-finite values are left out. If there are more values than bars, each bar shows the mean of adjacent values.
+
+    Args:
+        low: value of the lowest bar (None: minimum of the bars).
+        high: value of the highest bar (None: maximum of the bars).
     """
     finite = [value for value in values if math.isfinite(value)]
     if not finite:
@@ -26,14 +30,14 @@ def sparkline(
 
 
 def resample(values: Sequence[float], width: int) -> list[float]:
-    """Means of at most `width` runs of `values`, of lengths that differ by one at most."""
+    """Split `values` into at most `width` chunks of nearly equal length and return their means."""
     count = min(width, len(values))
     edges = [len(values) * index // count for index in range(count + 1)]
     return [math.fsum(values[a:b]) / (b - a) for a, b in pairwise(edges)]
 
 
 def plain(text: str) -> str:
-    """The same bars in ASCII."""
+    """Replace the bars in `text` by ASCII characters."""
     return text.translate(str.maketrans(BARS, ASCII_BARS))
 
 

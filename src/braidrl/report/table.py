@@ -1,4 +1,4 @@
-"""Tables in a terminal, and plain aligned columns elsewhere."""
+"""Tables for terminals, and aligned plain text elsewhere."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,7 +8,7 @@ from rich.text import Text
 
 
 def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: Console | None = None) -> None:
-    """Print rows of text under a header, to standard output unless a console is given."""
+    """Print rows under a header to `console` (None: standard output)."""
     console = console or Console()
     if not console.is_terminal:
         for line in plain_lines([header, *rows]):
@@ -21,7 +21,7 @@ def print_table(header: Sequence[str], rows: Sequence[Sequence[str]], console: C
 
 
 def plain_lines(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Rows as lines, each column padded to its longest cell; line breaks within a cell become `, `."""
+    """Return rows as lines with aligned columns. Line breaks within a cell become `, `."""
     cells = [[", ".join(cell.splitlines()) for cell in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in cells]
@@ -31,8 +31,11 @@ INDENT = "  "
 
 
 def columns(rows: Sequence[tuple[str, Sequence[str]]], width: int) -> Iterator[str]:
-    """Lines of at most `width` characters, of one column at least: the name of each row, then its cells, right-aligned
-    under those of the rows above. Columns that do not fit go on below, beside the names again."""
+    """Yield lines with the name of each row and its cells in right-aligned columns.
+
+    Lines have at most `width` characters, but at least one column. The columns that do not fit follow in further blocks
+    of lines, each with the names repeated.
+    """
     names = [name for name, _ in rows]
     stub = max(map(len, names))
     widths = [max(map(len, cells)) for cells in zip(*(cells for _, cells in rows), strict=True)]

@@ -1,4 +1,4 @@
-"""What a person sees of a run on a terminal, in lines, and when asked for less or more."""
+"""Console views of a run: dashboard, lines, `--quiet` and `--verbose`."""
 
 import io
 import os
@@ -42,7 +42,7 @@ def log_step(run: RunFolder, step: int) -> None:
 
 
 def share_now(run: RunFolder, **changes: object) -> None:
-    """Write what the run does now."""
+    """Write the live state of the run."""
     state = LiveState(
         time=time.time(),
         step=3,
@@ -60,7 +60,7 @@ def share_now(run: RunFolder, **changes: object) -> None:
 
 
 class Screen:
-    """A dashboard on a terminal of so many columns, whose time stands still."""
+    """Dashboard on a terminal of the given width, with a clock controlled by the test."""
 
     def __init__(self, folder: Path, width: int = 160, encoding: str = "utf-8") -> None:
         self.run = RunFolder(folder)
@@ -71,14 +71,14 @@ class Screen:
         self.dashboard = Dashboard(self.run, 10, self.console, clock=lambda: self.now)
 
     def lines(self) -> list[str]:
-        """What is on the screen once everything was read."""
+        """Read all new data and return the lines on the screen."""
         self.dashboard._read()
         with self.console.capture() as captured:
             self.console.print(self.dashboard.render())
         return [line.rstrip() for line in captured.get().splitlines()]
 
     def row(self, start: str) -> list[str]:
-        """The words of the only line that begins with, or holds after a gap, `start`."""
+        """Return the words after `start`, which occurs in exactly one line, at its beginning or after a gap."""
         (line,) = [line for line in self.lines() if line.startswith(start) or f"  {start}  " in line]
         return line[line.index(start) + len(start) :].split()
 
@@ -91,7 +91,7 @@ def screen(tmp_path: Path) -> Screen:
 def test_a_run_that_starts_says_so(screen: Screen) -> None:
     assert screen.lines()[0] == str(screen.run.root)
     assert screen.row("step") == ["0/10", "0:00:00"]
-    assert "starting: models are loaded, environments are opened" in screen.lines()
+    assert "starting: loading models and opening environments" in screen.lines()
     assert "no step yet" in screen.lines()
 
 
@@ -121,15 +121,15 @@ def test_queues_and_who_waits_for_what_are_drawn(screen: Screen) -> None:
     lines = screen.lines()
     assert "trainer       waits for the batch of step 3" in lines
     assert "orchestrator  episodes in flight: 12 of words; waits for episodes to end" in lines
-    assert "inference     serves v2; 5 model calls in flight, 2 of them wait for a replica" in lines
-    assert not any("nothing has moved" in line for line in lines)
+    assert "inference     serves v2; 5 model calls in flight, 2 waiting for a replica" in lines
+    assert not any("no progress for" in line for line in lines)
 
     screen.run.batch(3).parent.mkdir()
     screen.run.batch(3).touch()
     share_now(screen.run, idle=45.0, evaluating=3)
     lines = screen.lines()
     assert "trainer       computes step 3" in lines
-    assert any("nothing has moved for 45 s" in line for line in lines)
+    assert any("no progress for 45 s" in line for line in lines)
     assert screen.row("episodes in flight")[:5] == ["12", "of", "32,", "3", "of"]
 
 
@@ -149,10 +149,10 @@ def test_evaluations_have_their_interval(screen: Screen) -> None:
 def test_a_tracker_that_failed_is_told_of(screen: Screen) -> None:
     screen.run.trackers.mkdir()
     screen.run.notices.write_bytes(msgspec.json.encode({"tracker": "wandb", "message": "no login"}) + b"\n")
-    assert "tracker wandb failed, training goes on: no login" in screen.lines()
+    assert "tracker wandb failed, training continues: no login" in screen.lines()
     output = io.StringIO()
     Progress(screen.run, 10, console=Console(file=output)).update()
-    assert output.getvalue() == "tracker wandb failed, training goes on: no login\n"
+    assert output.getvalue() == "tracker wandb failed, training continues: no login\n"
 
 
 def test_a_narrow_terminal_without_unicode_gets_all_of_it(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_lines_say_who_waits_when_nothing_moves(tmp_path: Path, monkeypatch: pyt
     view = open_view(run, 4, console=console)
     share_now(run, idle=31.0)
     view.update()
-    assert output.getvalue() == ""  # it has only just begun to look
+    assert output.getvalue() == ""  # less than QUIET_SECONDS since the view was opened
     monkeypatch.setattr("braidrl.report.progress.QUIET_SECONDS", 0.0)
     view.update()
     assert (
@@ -247,7 +247,7 @@ print(type(view).__name__)
 
 
 def on_a_terminal(folder: Path, **environment: str) -> str:
-    """What a process that opens the view of `folder` writes to a real terminal."""
+    """Return the terminal output of a process that opens the view of `folder`."""
     terminal, end = pty.openpty()
     known = {
         name: value

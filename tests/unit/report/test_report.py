@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress, curve, rollouts."""
+"""Progress lines, reward curves and recorded rollouts of a run."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""Tables for people."""
+"""Tables on terminals and elsewhere."""
 
 import io
 

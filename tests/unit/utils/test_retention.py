@@ -64,10 +64,10 @@ def test_without_a_number_everything_stays(tmp_path: Path) -> None:
     [
         (
             {"interval": 10, "keep_every": 20},
-            "keep_every = 20 changes nothing while every checkpoint is kept",
+            "keep_every = 20 has no effect .*set keep_last",
         ),
-        ({"interval": 10, "keep_last": 2, "keep_every": 25}, r"no multiple of interval \(10\)"),
-        ({"keep_last": 2, "keep_every": 25}, r"no multiple of interval \(None\)"),
+        ({"interval": 10, "keep_last": 2, "keep_every": 25}, r"not a multiple of interval \(10\)"),
+        ({"keep_last": 2, "keep_every": 25}, r"not a multiple of interval \(None\)"),
     ],
 )
 def test_what_would_keep_nothing_is_refused(keys: dict[str, int], message: str) -> None:

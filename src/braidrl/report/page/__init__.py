@@ -1,4 +1,4 @@
-"""HTML page of `braid report` and `braid watch`: everything that a run recorded, without network access.
+"""HTML page of `braid report` and `braid watch`, which works without network access.
 
 Imports `utils`.
 Start with `index.py`, then `write.py` and `server.py`.

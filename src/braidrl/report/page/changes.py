@@ -1,4 +1,4 @@
-"""What is new in an index since a page last asked: small JSON, which the page adds to what it has."""
+"""Incremental updates of a page: the rows added to an index since the last request, as JSON."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,16 +13,16 @@ from braidrl.report.page.index import (
 )
 
 Cursor = tuple[int, ...]
-"""How many rows a page has: of each metrics file, of episodes, of samples, of fates."""
+"""Numbers of rows that a page has: of each metrics file, episodes, samples, group outcomes (`fates`)."""
 START: Cursor = (0,) * (len(METRICS) + 3)
 MOST_ROWS = 100_000
-"""Rows of a kind in one page that is written once."""
+"""Maximum number of rows per table in a page written by `braid report`."""
 MOST_POINTS = 2000
-"""Lines of a metrics file in such a page."""
+"""Maximum number of lines per metrics file in such a page."""
 
 
 def changes(index: Index, since: Cursor = START) -> dict[str, Any]:
-    """Everything that came after `since`, and the cursor that follows."""
+    """Return all rows added after `since`, and the new cursor."""
     metrics = {
         name: metric_columns(index.metrics[name][start:]) for name, start in zip(METRICS, since, strict=False)
     }
@@ -37,14 +37,17 @@ def changes(index: Index, since: Cursor = START) -> dict[str, Any]:
 
 
 def cursor_of(index: Index) -> Cursor:
-    """The cursor of a page that has everything."""
+    """Return the cursor of a page that has all rows."""
     read = [len(index.metrics[name]) for name in METRICS]
     return (*read, len(index.episodes), len(index.samples), len(index.fates))
 
 
 def bounded(index: Index) -> dict[str, Any]:
-    """The same for a page that is written once: at most `MOST_ROWS` episodes and about as many samples (whole steps),
-    `MOST_POINTS` lines of metrics, evenly spread; `left_out` says of how many."""
+    """Return the rows for a page written by `braid report`, limited in number and spread evenly over the run.
+
+    Included are at most `MOST_ROWS` episodes, about as many samples (in whole steps), and `MOST_POINTS` lines per
+    metrics file. `left_out` has the numbers shown and in total where rows were left out.
+    """
     episodes = thinned(index.episodes, MOST_ROWS)
     samples = whole_steps(index.samples, MOST_ROWS)
     keys = {row[EPISODE_COLUMNS.index("key")] for row in episodes}
@@ -62,7 +65,7 @@ def bounded(index: Index) -> dict[str, Any]:
 
 
 def whole_steps(samples: Sequence[Any], most: int) -> list[Any]:
-    """The samples of as many steps, evenly spread, as have about `most` together."""
+    """Return about `most` samples, as all samples of evenly spread steps."""
     if len(samples) <= most:
         return list(samples)
     step = SAMPLE_COLUMNS.index("step")
@@ -72,7 +75,7 @@ def whole_steps(samples: Sequence[Any], most: int) -> list[Any]:
 
 
 def thinned(rows: Sequence[Any], most: int) -> list[Any]:
-    """At most `most` of the rows, evenly spread, the first and the last among them."""
+    """Return at most `most` evenly spread rows, including the first and the last."""
     if len(rows) <= most:
         return list(rows)
     return [rows[number * (len(rows) - 1) // (most - 1)] for number in range(most)]

@@ -1,4 +1,4 @@
-"""What the page says of a run before any row of it: its configuration, who learns what, the names of tokens."""
+"""Static data of the page: the run's config, the algorithms of its sources, and its tokenizer."""
 
 import tomllib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from braidrl.utils.run_folder import RunFolder
 
 
 def facts(run: RunFolder) -> dict[str, Any]:
-    """Facts of a run folder, for people and for the page's own code."""
+    """Return the static data of a run, for display and for the page's scripts."""
     config = resolved(run)
     files = [*sorted(run.configs.glob("*.toml")), run.record, run.packages]
     return {
@@ -28,7 +28,7 @@ def facts(run: RunFolder) -> dict[str, Any]:
 
 
 def resolved(run: RunFolder) -> dict[str, Any]:
-    """The resolved configuration of the whole run, or of the process that ran alone; empty where there is none."""
+    """Return the resolved config of the run, or of a single process that ran alone. Empty if there is none."""
     for name in ("rl", "sft", "eval", "trainer", "orchestrator"):
         if (path := run.configs / f"{name}.toml").is_file():
             return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -36,16 +36,17 @@ def resolved(run: RunFolder) -> dict[str, Any]:
 
 
 def algorithms(config: Mapping[str, Any]) -> dict[str, str]:
-    """The algorithm of each training source, by its name."""
+    """Return the algorithm of each training source by source name."""
     train = _dict(config, "orchestrator", "train")
     return {source["name"]: source["algo"]["type"] for source in train.get("source", ()) if "algo" in source}
 
 
 def find_tokenizer(run: RunFolder, named: Path | None = None) -> Vocabulary | None:
-    """The vocabulary of the run's tokenizer: of `named` (a `tokenizer.json`, or a folder with one), of the newest
-    weights that are left, of the base model, or of its copy in the Hugging Face cache. None where there is none.
+    """Return the vocabulary of the run's tokenizer, or None if no `tokenizer.json` is found.
 
-    Raises `FileNotFoundError` when `named` has none, `ValueError` when it cannot be read.
+    Searched in this order: `named` (a `tokenizer.json` or a folder with one), the newest remaining weights, the base
+    model, its copy in the Hugging Face cache. Raises `FileNotFoundError` if `named` does not have one, and `ValueError`
+    if it cannot be read.
     """
     if named is not None:
         path = named / "tokenizer.json" if named.is_dir() else named
@@ -64,7 +65,7 @@ def _cached(model: str) -> Vocabulary | None:
 
     try:
         path = try_to_load_from_cache(model, "tokenizer.json")
-    except HFValidationError:  # the path of a folder that is no more
+    except HFValidationError:  # not a repository id but the path of a folder that no longer exists
         return None
     return Vocabulary.load(Path(path)) if isinstance(path, str) else None
 

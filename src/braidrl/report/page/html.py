@@ -1,4 +1,4 @@
-"""The HTML: one file with everything in it. Its own rules (CSP) keep it from asking any other server for anything."""
+"""Assembly of the page as one self-contained HTML file. Its content security policy forbids requests elsewhere."""
 
 import base64
 import gzip
@@ -14,16 +14,16 @@ HERE = Path(__file__).parent
 LIBRARIES = ("vendor/uPlot.iife.min.js", "vendor/tabulator.min.js")
 STYLES = ("vendor/uPlot.min.css", "vendor/tabulator_simple.min.css", "static/style.css", "static/tokens.css")
 MODULE_PREFIX = "braid/"
-"""`import ... from "braid/NAME.js"` is `static/NAME.js`."""
+"""Prefix of the page's modules in the import map: `braid/NAME.js` is `static/NAME.js`."""
 
 
 def page(title: str, data: Mapping[str, Any], blobs: Mapping[str, bytes], live: bool = False) -> str:
-    """The whole page.
+    """Return the HTML of the page.
 
     Args:
-        data: what it needs at once, as JSON (`facts` and, of a run that is written down, `changes`).
-        blobs: gzipped JSON by element id, opened when it is asked for.
-        live: whether it asks the server that it came from.
+        data: JSON that the page parses on load (`facts` and, unless it is live, `opened`).
+        blobs: gzipped JSON by element id, decompressed on demand.
+        live: True if the page requests data from the server that it came from.
     """
     parts = {
         "title": html.escape(title),
@@ -45,18 +45,18 @@ def page(title: str, data: Mapping[str, Any], blobs: Mapping[str, bytes], live: 
 
 
 def packed(data: Any) -> bytes:
-    """JSON, gzipped."""
+    """Return `data` as gzipped JSON."""
     return gzip.compress(msgspec.json.encode(data), 6, mtime=0)
 
 
 def in_script(data: Any) -> str:
-    """JSON that may stand in a script element, whatever text it holds."""
+    """Return `data` as JSON that is safe in a script element: `<` is escaped, so no text can close the element."""
     return msgspec.json.encode(data).decode().replace("<", "\\u003c")
 
 
 @cache
 def modules() -> dict[str, str]:
-    """The page's own modules as `data:` addresses."""
+    """Return the page's modules as `data:` URLs, by import name."""
     return {
         MODULE_PREFIX
         + path.name: f"data:text/javascript;base64,{base64.b64encode(path.read_bytes()).decode()}"
@@ -65,7 +65,7 @@ def modules() -> dict[str, str]:
 
 
 def _library(name: str) -> str:
-    """A file without the line that names its source map, which is not here."""
+    """Return a library file without its source map reference, because source maps are not included."""
     return "\n".join(line for line in _text(name).splitlines() if "# sourceMappingURL=" not in line)
 
 

@@ -1,4 +1,4 @@
-"""Everything that a run has recorded so far, as a table: read once, in pieces, and again for what is new."""
+"""Index of a run's recorded files as tables, read incrementally."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
@@ -11,9 +11,9 @@ from braidrl.report.page.records import Episode, Lines, SampleRecord
 from braidrl.utils.run_folder import STEP, RunFolder
 
 ID = 16
-"""Hex digits of an episode's id that the page knows it by."""
+"""Number of hex digits of an episode's id that the page uses."""
 PREVIEW = 48
-"""Characters of the last answer that the table shows."""
+"""Maximum number of characters of the last answer shown in the table."""
 METRICS = ("trainer", "orchestrator", "eval")
 EPISODE_COLUMNS = (
     *("id", "kind", "env", "step", "key", "reward", "advantage", "tokens", "turns", "branches"),
@@ -25,35 +25,36 @@ SAMPLE_COLUMNS = (
 
 
 class LineOffset(NamedTuple):
-    """Where a line lies."""
+    """Location of a line in a file."""
 
     path: Path
     offset: int
 
 
 class Index:
-    """The rows of the run's files. `read` appends what is new; nothing that was read changes."""
+    """Rows of the run's files. `read` appends new rows; existing rows never change."""
 
     def __init__(self, run: RunFolder) -> None:
         self.run = run
         self.metrics: dict[str, list[dict[str, Any]]] = {name: [] for name in METRICS}
         self.episodes: list[tuple[Any, ...]] = []
-        """A row an episode, of `EPISODE_COLUMNS`."""
+        """One row per episode with the values of `EPISODE_COLUMNS`."""
         self.samples: list[tuple[Any, ...]] = []
-        """A row a sample of a batch that was trained, of `SAMPLE_COLUMNS`."""
+        """One row per trained sample with the values of `SAMPLE_COLUMNS`."""
         self.fates: list[tuple[str, str]] = []
-        """What became of episodes, by key."""
+        """Pairs of episode key and outcome of its group, in the order of the ledger."""
         self.fate: dict[str, str] = {}
+        """Latest outcome by episode key."""
         self.places: dict[str, LineOffset] = {}
-        """Records of episodes, by id."""
+        """Locations of episode records by episode id."""
         self.sampled: dict[str, list[LineOffset]] = {}
-        """Records of the samples of episodes, by id."""
+        """Locations of sample records by episode id."""
         self._lines: dict[Path, Lines] = {}
         self._episode = msgspec.json.Decoder(Episode)
         self._sample = msgspec.json.Decoder(SampleRecord)
 
     def read(self, limit: int = 2000) -> bool:
-        """Take in at most `limit` further lines; False when there were none."""
+        """Read at most `limit` new lines. Return False if there were none."""
         left = limit
         for path, take in self._sources():
             lines = self._lines.setdefault(path, Lines(path))
@@ -65,7 +66,7 @@ class Index:
         return left < limit
 
     def rewritten(self) -> bool:
-        """Whether lines that were read are no more: the run was resumed from a checkpoint, or started anew."""
+        """Return True if lines that were read no longer exist: the run was resumed from a checkpoint or restarted."""
         return any(lines.shrunk() for lines in self._lines.values())
 
     def _sources(self) -> Iterator[tuple[Path, Any]]:
@@ -100,15 +101,18 @@ class Index:
 
 
 def step_files(folder: Path) -> list[Path]:
-    """The files `step_N.jsonl` of a folder, by step."""
+    """Return the files `step_N.jsonl` of a folder, sorted by step."""
     if not folder.is_dir():
         return []
     return sorted(path for path in folder.glob("step_*.jsonl") if STEP.fullmatch(path.name))
 
 
 def episode_row(episode: Episode, kind: str) -> tuple[Any, ...]:
-    """The values of `EPISODE_COLUMNS`. Rewards and advantages are means over trainable traces and their sampled tokens,
-    None where there are none."""
+    """Return the values of `EPISODE_COLUMNS`.
+
+    The reward is the mean over trainable traces, the advantage the mean over their sampled tokens. None if there are no
+    values.
+    """
     known = episode.braid
     trained = [trace for trace in episode.traces if trace.agent.trainable]
     rewards = [value for trace in trained if (value := known.rewards.get(trace.id)) is not None]
@@ -138,13 +142,13 @@ def episode_row(episode: Episode, kind: str) -> tuple[Any, ...]:
 
 
 def columns(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> dict[str, list[Any]]:
-    """Rows as columns by name."""
+    """Convert rows to columns by name."""
     found = list(rows)
     return {name: [row[number] for row in found] for number, name in enumerate(names)}
 
 
 def metric_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-    """Lines of metrics as columns by name, None where a line lacks the name."""
+    """Convert lines of metrics to columns by name, with None where a line does not have the metric."""
     names = dict.fromkeys(name for row in rows for name in row)
     return {name: [row.get(name) for row in rows] for name in names}
 
@@ -154,7 +158,7 @@ def _mean(values: list[float]) -> float | None:
 
 
 def _preview(episode: Episode) -> str:
-    """The beginning of the last message that a model sampled."""
+    """Return the beginning of the last sampled message."""
     sampled = [node for trace in episode.traces for node in trace.nodes if node.sampled]
     content = msgspec.json.decode(sampled[-1].message).get("content") if sampled else None
     return " ".join(content.split())[:PREVIEW] if isinstance(content, str) else ""

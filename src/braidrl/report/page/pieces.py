@@ -1,4 +1,4 @@
-"""What single tokens say: text, or the bytes of a part of a character."""
+"""Texts of single tokens: a string, or bytes if the token is part of a character."""
 
 from collections.abc import Iterable
 from functools import cache
@@ -8,13 +8,13 @@ from typing import Any, Self
 import msgspec
 
 Piece = str | list[int]
-"""Text of a token; where it is no text by itself, its bytes."""
+"""Text of a token, or its bytes if they are not valid UTF-8 on their own."""
 SPACE = "▁"
-"""What sentencepiece vocabularies write for a space."""
+"""Space character of sentencepiece vocabularies."""
 
 
 class Vocabulary:
-    """The vocabulary of a `tokenizer.json`."""
+    """Vocabulary of a `tokenizer.json`."""
 
     def __init__(self, vocabulary: dict[int, str], special: dict[int, str], bytelevel: bool) -> None:
         self.vocabulary = vocabulary
@@ -23,7 +23,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Self:
-        """Read it. Raises `ValueError` when it is not one."""
+        """Load a `tokenizer.json`. Raises `ValueError` if the file is not one."""
         try:
             data = msgspec.json.decode(path.read_bytes())
             vocab = data["model"]["vocab"]
@@ -31,11 +31,13 @@ class Vocabulary:
             vocabulary = {number: token for token, number in entries}
             special = {token["id"]: token["content"] for token in data["added_tokens"]}
         except (msgspec.DecodeError, KeyError, TypeError) as error:
-            raise ValueError(f"{path} is no tokenizer.json: {error!r}; name one with --tokenizer") from None
+            raise ValueError(
+                f"{path} is not a valid tokenizer.json: {error!r}; set another one with --tokenizer"
+            ) from None
         return cls(vocabulary, special, "ByteLevel" in _kinds(data.get("decoder")))
 
     def of(self, ids: Iterable[int]) -> dict[int, Piece]:
-        """The pieces of those ids that it knows."""
+        """Return the pieces of the given ids, without ids outside the vocabulary."""
         found = {number: self._piece(number) for number in set(ids)}
         return {number: piece for number, piece in sorted(found.items()) if piece is not None}
 
@@ -62,15 +64,17 @@ class Vocabulary:
 
 @cache
 def byte_alphabet() -> dict[str, int]:
-    """The printable character that byte-level vocabularies write for each byte (as GPT-2 did): printable ones stand for
-    themselves, the others follow each other from U+0100."""
+    """Return the byte of each character in GPT-2's byte-level alphabet.
+
+    Printable bytes are represented by themselves, the others by consecutive characters from U+0100.
+    """
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
 
 
 def _kinds(decoder: Any) -> set[str]:
-    """Types of a decoder and of those that it is made of."""
+    """Return the types of a decoder and of its nested decoders."""
     if not decoder:
         return set()
     return {decoder["type"]}.union(*(_kinds(part) for part in decoder.get("decoders", ())))

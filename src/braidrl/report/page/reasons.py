@@ -1,65 +1,67 @@
-"""Why each token of a branch was or was not trained, from what was recorded: one letter a token."""
+"""Reasons why the tokens of a branch were or were not trained, as one letter per token."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 REASONS = {
-    "T": ("trained", "it moved the weights"),
+    "T": ("trained", "the token contributed to the weight update"),
     "R": (
         "rejected",
-        "a member of the loss with no pull: its trust region rejected it, or its clip cut it off",
+        "in the loss, but without gradient: rejected by the trust region or cut off by the clip",
     ),
     "M": (
         "masked",
-        "taken out before the step, by m2po, is_correction or the aggregation: its loss weight is 0",
+        "removed before the step by m2po, is_correction or the aggregation: its loss weight is 0",
     ),
     "U": (
         "not recorded",
-        "trained, but trainer.recorded_tokens did not reach this sample: no numbers of the trainer",
+        "trained, but its sample is beyond trainer.recorded_tokens: no values from the trainer",
     ),
-    "0": ("advantage 0", "its advantage is 0: it says nothing, and is left out of the batch"),
+    "0": ("advantage 0", "its advantage is 0: it carries no signal and is left out of the batch"),
     "A": ("no advantage", "its algorithm assigned no advantage"),
     "W": ("weight 0", "its weight is 0 in every loss component"),
-    "S": ("trains elsewhere", "shared with an earlier branch, in which it trains once"),
-    "O": ("too old", "sampled by a version that had become older than max_off_policy_steps allows"),
-    "G": ("too few", "too few episodes of its group ended well for a comparison"),
+    "S": ("trained elsewhere", "shared with an earlier branch, where it is trained once"),
+    "O": ("too old", "sampled by a version older than max_off_policy_steps allows"),
+    "G": ("too few", "too few episodes of its group succeeded for a comparison"),
     "J": ("gate", "a gate of the curriculum rejected its group"),
     "L": ("too long", "its branch is longer than seq_len"),
-    "K": ("compaction", "on a branch that does not train: a compaction that the agent did not go on from"),
-    "X": ("error", "its episode ended with an error: it takes no part in comparison or training"),
+    "K": ("compaction", "on an untrained branch: a compaction attempt that the agent discarded"),
+    "X": ("error", "its episode ended with an error: excluded from comparison and training"),
     "N": ("no reward", "its trace has no finite reward"),
     "F": ("frozen", "its agent is not trainable"),
-    "E": ("evaluation", "an episode of an evaluation: nothing of it trains"),
-    "B": ("waits", "in no batch that was trained so far"),
-    "P": ("template", "the chat template wrote it"),
-    "C": ("context", "not sampled by the policy: context for what follows"),
+    "E": ("evaluation", "part of an evaluation episode, which is never trained"),
+    "B": ("waits", "not in a trained batch so far"),
+    "P": ("template", "written by the chat template"),
+    "C": ("context", "not sampled by the policy: context for later tokens"),
 }
-"""Letter -> (short name, the reason in words)."""
+"""Letter -> (short name, explanation)."""
 
 
 @dataclass(frozen=True)
 class BranchContext:
-    """What decides for the whole of a branch."""
+    """Facts that apply to all tokens of a branch."""
 
     kind: str
     """`train` or `eval`."""
     outcome: str
     fate: str | None
-    """Of its group, from the ledger; None: not done with yet, or a run that keeps none."""
+    """Outcome of the group in the ledger; None if it is still open or the run has no ledger."""
     trainable: bool = True
-    """Of its agent."""
+    """True if the agent is trainable."""
     error: bool = False
     reward: bool = True
-    """Whether its trace has a finite one."""
+    """True if the trace has a finite reward."""
     compacted: bool = False
     too_long: bool = False
     sample: Mapping[str, Any] | None = None
-    """Its sample in a batch, as the trainer recorded it."""
+    """Sample of the branch as recorded by the trainer."""
 
     def of_all(self, scored: bool) -> str | None:
-        """The reason that holds for each of its tokens, if there is one. What carries no credit (`scored` False, as
-        observations) trains without siblings, too."""
+        """Return the reason that applies to all tokens of the branch, or None.
+
+        Tokens without credit (`scored` False, for example observations) train even if the group is too small.
+        """
         whole = (
             ("E", self.kind == "eval"),
             ("F", not self.trainable),
@@ -73,14 +75,19 @@ class BranchContext:
         return next((letter for letter, holds in whole if holds), None)
 
     def at_last(self) -> str:
-        """The reason of a token that would train."""
+        """Return the reason for a token that qualifies for training."""
         if self.sample is not None or self.fate == "trained":
             return "L" if self.too_long and self.sample is None else "U"
         return "L" if self.too_long else "B"
 
 
 def reasons(nodes: Sequence[Mapping[str, Any]], shared: Sequence[bool], circumstances: BranchContext) -> str:
-    """A letter for each token of a branch, given as its nodes; `shared` are those that an earlier branch has."""
+    """Return one letter per token of a branch.
+
+    Args:
+        nodes: nodes of the branch.
+        shared: for each node, True if an earlier branch contains it.
+    """
     trained = _trained(circumstances.sample)
     letters: list[str] = []
     for node, elsewhere in zip(nodes, shared, strict=True):
@@ -95,7 +102,7 @@ def reasons(nodes: Sequence[Mapping[str, Any]], shared: Sequence[bool], circumst
 
 
 def _trained(sample: Mapping[str, Any] | None) -> dict[int, str]:
-    """Position -> letter of the loss entries that were recorded."""
+    """Return the letter of each recorded loss entry by position."""
     if sample is None or "positions" not in sample:
         return {}
     weights = sample.get("loss_weights") or [1.0] * len(sample["positions"])
@@ -106,7 +113,7 @@ def _trained(sample: Mapping[str, Any] | None) -> dict[int, str]:
 
 
 def _untrained(node: Mapping[str, Any], circumstances: BranchContext) -> list[str]:
-    """Why the tokens of a node would not train, if none was recorded as a loss entry."""
+    """Return the letters of a node's tokens if none of them was recorded as a loss entry."""
     mask, content, streams = node["mask"], node.get("is_content"), node.get("loss_weights") or {}
     letters = ["C" if each else "P" for each in content] if content else ["C"] * len(mask)
     credit = iter(node.get("advantages") or [None] * sum(mask))
@@ -117,12 +124,14 @@ def _untrained(node: Mapping[str, Any], circumstances: BranchContext) -> list[st
             letters[index] = circumstances.of_all(scored=False) or circumstances.at_last()
         elif sampled:
             weight = streams["rl"][index] if "rl" in streams else 1.0
-            letters[index] = circumstances.of_all(scored=True) or _unsaid(weight, advantage, circumstances)
+            letters[index] = circumstances.of_all(scored=True) or _credit_reason(
+                weight, advantage, circumstances
+            )
     return letters
 
 
-def _unsaid(weight: float, advantage: float | None, circumstances: BranchContext) -> str:
-    """Of a sampled token of rl: whether it has a weight and an advantage."""
+def _credit_reason(weight: float, advantage: float | None, circumstances: BranchContext) -> str:
+    """Return the letter of a sampled token of rl from its weight and advantage."""
     if not weight:
         return "W"
     if advantage is None:

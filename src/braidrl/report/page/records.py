@@ -1,4 +1,4 @@
-"""Lines of a run's JSONL files: whole ones, with where they start, and as much of an episode as a table shows."""
+"""Readers of a run's JSONL files, and the parts of their records that the tables use."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,18 +34,18 @@ class Trace(msgspec.Struct):
 
     @property
     def truncated(self) -> bool:
-        """Whether a token limit cut it off."""
+        """True if a token limit cut off the trace."""
         last = next((call for call in reversed(self.calls) if call.error is None), None)
         return bool(last and last.finish_reason == "length")
 
     @property
     def branches(self) -> int:
-        """Leaves of its message graph."""
+        """Number of leaves of the message graph."""
         return len(self.nodes) - len({node.parent for node in self.nodes if node.parent is not None})
 
 
 class RunFields(msgspec.Struct):
-    """What the run knows of an episode."""
+    """Fields that the run adds to an episode record."""
 
     env: str
     step: int
@@ -58,7 +58,7 @@ class RunFields(msgspec.Struct):
 
 
 class Episode(msgspec.Struct):
-    """The part of an episode's record that its line in the table needs; decoding it skips all others."""
+    """Fields of an episode record used by the table. Decoding skips all other fields."""
 
     id: str
     braid: RunFields
@@ -68,7 +68,7 @@ class Episode(msgspec.Struct):
 
 
 class SampleRecord(msgspec.Struct):
-    """The part of a sample's record (`episodes/tokens`) that says what it is."""
+    """Fields of a sample record (`episodes/tokens`) used by the table."""
 
     step: int
     episode: str
@@ -83,18 +83,18 @@ class SampleRecord(msgspec.Struct):
 
 
 class Lines:
-    """The complete lines of a JSONL file, in order, a bounded number at a time; goes on where it stopped."""
+    """Incremental reader of the complete lines of a JSONL file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.offset = 0
 
     def shrunk(self) -> bool:
-        """Whether the file has less than was read."""
+        """Return True if the file is shorter than what was read of it."""
         return self.offset > 0 and (not self.path.is_file() or self.path.stat().st_size < self.offset)
 
     def read(self, limit: int) -> Iterator[tuple[int, bytes]]:
-        """At most `limit` further lines, each with the byte offset where it starts. One that lacks its end waits."""
+        """Yield at most `limit` new lines with their byte offsets. An unfinished line is left for the next call."""
         if not self.path.is_file() or self.path.stat().st_size <= self.offset:
             return
         with self.path.open("rb") as file:
@@ -108,7 +108,7 @@ class Lines:
 
 
 def line_at(path: Path, offset: int) -> bytes:
-    """The line that starts at `offset`."""
+    """Return the line that starts at byte `offset`."""
     with path.open("rb") as file:
         file.seek(offset)
         return file.readline()

@@ -1,4 +1,4 @@
-"""One episode as the page shows it: its traces, their branches, and what every token carried and met."""
+"""Data of one episode for the page: its traces, their branches, and the recorded values of every token."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,11 +12,11 @@ from braidrl.report.page.reasons import BranchContext, reasons
 from braidrl.report.page.records import line_at
 
 NODE_STREAMS = ("token_ids", "logprobs", "advantages", "reference_logprobs", "loss_weights")
-"""What a node keeps as it was recorded."""
+"""Fields of a node that are copied unchanged."""
 
 
 def rollout(index: Index, episode: str, seq_len: int | None = None) -> dict[str, Any]:
-    """The episode of this id (its first `ID` hex digits). Raises `KeyError` for one that was not recorded."""
+    """Return the data of an episode by id (its first `ID` hex digits). Raises `KeyError` if it was not recorded."""
     place = index.places[episode]
     record = msgspec.json.decode(line_at(place.path, place.offset))
     samples = [msgspec.json.decode(line_at(*each)) for each in index.sampled.get(episode, ())]
@@ -37,7 +37,7 @@ def rollout(index: Index, episode: str, seq_len: int | None = None) -> dict[str,
 
 
 def token_ids(rollouts: Iterable[Mapping[str, Any]]) -> set[int]:
-    """Every token id in them."""
+    """Return all token ids in the rollouts."""
     return {
         number
         for each in rollouts
@@ -48,8 +48,11 @@ def token_ids(rollouts: Iterable[Mapping[str, Any]]) -> set[int]:
 
 
 def branches(trace: Mapping[str, Any]) -> list[tuple[list[int], bool]]:
-    """Node numbers of each path from the root to a leaf, in the order of `verifiers.v1.Trace.branches`, and whether it
-    trains: a compaction attempt does only if the agent went on from it."""
+    """Return the node numbers of each path from root to leaf, and True if the branch is trained.
+
+    The order is that of `verifiers.v1.Trace.branches`. A compaction attempt is trained only if the agent continued
+    from it.
+    """
     nodes = trace["nodes"]
     parents = [node.get("parent") for node in nodes]
     links = [link for node in nodes for link in node.get("semantic_parents") or ()]
@@ -107,7 +110,7 @@ def _branches(
     samples: Mapping[int, Mapping[str, Any]],
     seq_len: int | None,
 ) -> list[dict[str, Any]]:
-    """Every branch with why its tokens did or did not train, in what holds for the whole trace, and its sample."""
+    """Return every branch with the reasons of its tokens and its sample. `circumstances` apply to the whole trace."""
     seen: set[int] = set()
     shown = []
     for number, (path, trains) in enumerate(branches(trace)):
@@ -142,8 +145,10 @@ def _node(node: Mapping[str, Any], versions: list[int] | None) -> dict[str, Any]
 def node_versions(
     trace: Mapping[str, Any], calls: Sequence[Sequence[Sequence[int]]]
 ) -> list[list[int] | None]:
-    """Policy version of the sampled tokens of each node, None where it is not known: a message belongs to the first
-    call left that sampled as many tokens."""
+    """Return the policy versions of the sampled tokens of each node, None if unknown.
+
+    Records do not link calls to messages, so each message takes the first remaining call with as many tokens.
+    """
     left = [[version for version, count in spans for _ in range(count)] for spans in calls]
     found: list[list[int] | None] = []
     for node in trace["nodes"]:
@@ -154,12 +159,12 @@ def node_versions(
 
 
 def bits(flags: Iterable[bool]) -> str:
-    """`[True, False]` as `10`."""
+    """Encode flags as a string: `[True, False]` is `10`."""
     return "".join("1" if flag else "0" for flag in flags)
 
 
 def text_of(content: Any) -> str:
-    """The text of a message, of whose parts those without any are named."""
+    """Return the text of a message. Parts without text are shown as `[type]`."""
     if isinstance(content, list):
         return "\n".join(part.get("text") or f"[{part.get('type')}]" for part in content)
     return content or ""

@@ -1,4 +1,4 @@
-"""The page of a run that goes on: served on loopback, refreshed by what is new."""
+"""HTTP server of `braid watch`: the live report of a running job, on the loopback interface."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -19,7 +19,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Watch:
-    """Answers a browser on this machine."""
+    """Request handlers of the live report."""
 
     def __init__(self, run: RunFolder, tokenizer: Path | None = None) -> None:
         self.run = run
@@ -28,7 +28,7 @@ class Watch:
         self.reading = asyncio.Lock()
 
     def app(self) -> web.Application:
-        """The routes: the page, what is new, one rollout."""
+        """Create the application with its routes: page, changes, one rollout."""
         app = web.Application(middlewares=[loopback_only])
         app.router.add_get("/", self.page)
         app.router.add_get("/changes", self.changes)
@@ -36,20 +36,23 @@ class Watch:
         return app
 
     async def page(self, _: web.Request) -> web.Response:
-        """The page, without rows."""
+        """Return the page without rows."""
         known = facts(self.run) | {"tokenizer": find_tokenizer(self.run, self.tokenizer) is not None}
         text = page(f"{self.run.root.absolute().name} · Braid", {"facts": known}, {}, live=True)
         return web.Response(text=text, content_type="text/html", headers={"Cache-Control": "no-store"})
 
     async def changes(self, request: web.Request) -> web.Response:
-        """What came after `?since=` (the last answer's `cursor`); `more` says that there is more to read already,
-        `restarted` that the run went back to a checkpoint, so that the page has lines which are no more."""
+        """Return the rows after `?since=`, the `cursor` of the previous response.
+
+        `more` is true if further rows can be requested immediately. `restarted` is true if the run was resumed from an
+        earlier checkpoint; the page must then reload, because it has rows that no longer exist.
+        """
         try:
             since = tuple(int(each) for each in request.query.get("since", "").split(",") if each) or START
         except ValueError:
             since = ()
         if len(since) != len(START):
-            raise web.HTTPBadRequest(text=f"since: expected {len(START)} numbers, as `cursor` gave them")
+            raise web.HTTPBadRequest(text=f"since: expected the {len(START)} numbers of the last `cursor`")
         async with self.reading:
             if await asyncio.to_thread(self.index.rewritten):
                 self.index = Index(self.run)
@@ -60,7 +63,7 @@ class Watch:
         return _packed(answer)
 
     async def rollout(self, request: web.Request) -> web.Response:
-        """One rollout with all its tokens, and what these say."""
+        """Return one rollout with all its tokens and their texts."""
         episode = request.match_info["id"]
         if episode not in self.index.places:
             raise web.HTTPNotFound(text=f"no episode {episode!r} in {self.run.root}")
@@ -75,14 +78,19 @@ class Watch:
 
 @web.middleware
 async def loopback_only(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Refuse a page of another site that was made to look as if it came from here (DNS rebinding)."""
+    """Reject requests with another host name, which could come from another site by DNS rebinding."""
     if request.host.rpartition(":")[0] not in LOOPBACK and request.host not in LOOPBACK:
-        raise web.HTTPForbidden(text=f"ask for {HOST}, not {request.host!r}")
+        raise web.HTTPForbidden(
+            text=f"host {request.host!r} is not allowed; open http://{HOST}:PORT/ instead"
+        )
     return await handler(request)
 
 
 async def serve(watch: Watch, port: int, ready: Callable[[str], None]) -> None:
-    """Serve until cancelled; `ready` is told the address. Port 0 is any. Raises `OSError` when it is taken."""
+    """Serve until cancelled, calling `ready(url)` once listening. Raises `OSError` if the port is in use.
+
+    Port 0 selects a free port.
+    """
     runner = web.AppRunner(watch.app())
     await runner.setup()
     try:

@@ -1,4 +1,4 @@
-"""Writing the page of a run: the whole index, and as many rollouts with all their tokens as its size allows."""
+"""Writing of the report: the index of the run, and as many rollouts with tokens as the size limit allows."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -14,20 +14,21 @@ from braidrl.utils.publish import publish_bytes
 from braidrl.utils.run_folder import RunFolder
 
 LINES = 100_000
-"""Lines that are read at a time."""
+"""Number of lines read at a time."""
 CHUNK = 16
-"""Rollouts that are packed together."""
+"""Number of rollouts per compressed blob."""
 GOLDEN = 0.6180339887498949
+"""Golden ratio minus 1: multiples of it modulo 1 are evenly spread for any number of them."""
 KEY = EPISODE_COLUMNS.index("key")
 
 
 def write_report(
     run: RunFolder, target: Path, max_mib: float, tokenizer: Path | None = None
 ) -> dict[str, int]:
-    """Write the page to `target`; rollouts with their tokens take `max_mib` of it at most. Returns what is in it:
-    `episodes`, of them `shown` in the table and `open` with their tokens; its size in `bytes`.
+    """Write the page to `target`. Rollouts with their tokens take at most `max_mib` MiB.
 
-    Raises as `find_tokenizer` does.
+    Returns the number of `episodes`, those `shown` in the table, those included with their tokens (`open`), and the
+    size in `bytes`. Raises the errors of `find_tokenizer`.
     """
     pieces = find_tokenizer(run, tokenizer)
     index = Index(run)
@@ -45,7 +46,7 @@ def write_report(
 def rollout_blobs(
     index: Index, shown: Sequence[str], pieces: Vocabulary | None, limit: int
 ) -> tuple[dict[str, bytes], dict[str, str]]:
-    """Blobs of rollouts that take `limit` bytes in the page at most, and which blob holds which episode."""
+    """Return blobs of rollouts that take at most `limit` bytes in the page, and the blob name of each episode."""
     seq_len = resolved(index.run).get("seq_len")
     blobs: dict[str, bytes] = {}
     opened: dict[str, str] = {}
@@ -64,8 +65,11 @@ def rollout_blobs(
 
 
 def order(index: Index, shown: set[str]) -> list[str]:
-    """Episodes in the order in which they get a place: those of the last step that was trained first, for its micro
-    batches, then group by group, spread over the run."""
+    """Return episode ids in order of priority for inclusion.
+
+    Episodes of the last trained step come first, so that its micro batches are complete. Then follow whole groups,
+    spread evenly over the run however many fit.
+    """
     episode, step = (SAMPLE_COLUMNS.index(name) for name in ("episode", "step"))
     last = index.samples[-1][step] if index.samples else None
     first = dict.fromkeys(row[episode] for row in index.samples if row[step] == last)
@@ -79,6 +83,6 @@ def order(index: Index, shown: set[str]) -> list[str]:
 
 
 def chunks(episodes: Sequence[str]) -> Iterator[list[str]]:
-    """Parts of `CHUNK`."""
+    """Yield parts of at most `CHUNK` episodes."""
     for start in range(0, len(episodes), CHUNK):
         yield list(episodes[start : start + CHUNK])

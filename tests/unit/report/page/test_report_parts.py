@@ -1,4 +1,4 @@
-"""The page of a run, part by part: reasons, branches, names of tokens, samples, its scripts and libraries."""
+"""Parts of the page: reasons, branches, token texts, samples, scripts and libraries."""
 
 import hashlib
 import json
@@ -105,7 +105,7 @@ def test_pieces_of_a_sentencepiece_vocabulary(tmp_path: Path) -> None:
     path.write_text(json.dumps({"model": {"vocab": vocab}, "added_tokens": special, "decoder": decoder}))
     assert Vocabulary.load(path).of([1, 2, 3]) == {1: " a", 2: [0xC3], 3: "</s>"}
     path.write_text("{}")
-    with pytest.raises(ValueError, match="is no tokenizer"):
+    with pytest.raises(ValueError, match=r"is not a valid tokenizer\.json.*--tokenizer"):
         Vocabulary.load(path)
 
 

@@ -1,4 +1,4 @@
-"""What `braid watch` answers, and to whom."""
+"""Responses of `braid watch`, and rejected requests."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ METRICS = {"step": 1, "loss": 0.5}
 
 @pytest.fixture
 def run(tmp_path: Path) -> RunFolder:
-    """A run with a line of metrics."""
+    """Run with one line of metrics."""
     found = RunFolder(tmp_path / "run")
     found.metrics("trainer").parent.mkdir(parents=True)
     found.metrics("trainer").write_text(json.dumps(METRICS) + "\n")

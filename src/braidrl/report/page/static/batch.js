@@ -1,4 +1,4 @@
-// One micro batch: every sample that shared a forward, token by token, so that the components can be told apart.
+// Micro batch view: the samples of one forward, token by token, coloured by loss component.
 
 import { h, count } from "braid/dom.js";
 import { opens, rollout as load } from "braid/source.js";
@@ -16,10 +16,10 @@ export async function render(root, name) {
   const chosen = all.find((each) => each.name === name) ?? all[0];
   if (!chosen) {
     root.replaceChildren(h("p", { class: "note" },
-      "The trainer of this run wrote down no tokens (trainer.recorded_tokens = 0, an older Braid, or no step yet): there is no micro batch to show."));
+      "No micro batches: the trainer of this run recorded no tokens (trainer.recorded_tokens = 0, an older Braid, or no step yet)."));
     return;
   }
-  const rows = dealt(chosen.rows).filter((row) => opens(samples.episode[row]));
+  const rows = interleaved(chosen.rows).filter((row) => opens(samples.episode[row]));
   let shown = await open(rows.slice(0, AT_ONCE));
   const more = async () => {
     shown = await open(rows);
@@ -36,8 +36,8 @@ export async function render(root, name) {
   draw();
 }
 
-// Samples of all sources in turn, so that the first ones show what the batch is made of.
-function dealt(rows) {
+// Samples interleaved by source, so that the first ones represent the whole batch.
+function interleaved(rows) {
   const piles = new Map();
   const turn = (row) => {
     const env = episodes.env[rowOf(samples.episode[row])];
@@ -71,11 +71,11 @@ function title({ name }) {
   return `step ${step}, mini batch ${mini}, micro batch ${micro}`;
 }
 
-// What of it is not drawn, and how to see it.
+// Note on samples that are not drawn, with a button to draw more.
 function remainder(chosen, drawn, here, more) {
   const absent = chosen.rows.length - here;
-  const text = absent ? `${count(absent, "sample")} of it ${absent === 1 ? "is" : "are"} not in this page: braid watch shows them.` : "";
-  const button = here > drawn ? h("button", { type: "button", onclick: more }, `draw all ${here} samples, not ${drawn}`) : null;
+  const text = absent ? `${count(absent, "sample")} ${absent === 1 ? "is" : "are"} not in this page; braid watch shows all samples.` : "";
+  const button = here > drawn ? h("button", { type: "button", onclick: more }, `show all ${here} samples instead of ${drawn}`) : null;
   return h("p", {}, button, h("small", {}, text));
 }
 

@@ -1,4 +1,4 @@
-// Curves over steps, with one cursor over all of them.
+// Curves over steps with a shared cursor.
 
 import { h, brief } from "braid/dom.js";
 import { colour } from "braid/theme.js";
@@ -9,7 +9,7 @@ const WHOLE = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 2000
 const open = new Set();
 let width = 420;
 
-// series: [{ label, x: [step], y: [value], colour: name or null }]; returns an element. options: { log, points }
+// Returns an element. series: [{ label, x: [step], y: [value], colour: name or null }], options: { log, points }
 export function chart(title, hint, series, options = {}) {
   const box = h("figure", { class: "chart", "data-title": title });
   box.append(h("figcaption", {}, h("b", {}, title), h("span", { class: "hint" }, hint ?? "")));
@@ -64,13 +64,13 @@ function draw(drawn) {
   drawn.plot = new uPlot(config, joined(series, options.log), drawn.frame);
 }
 
-// The value under the cursor; without one, the last.
+// Value under the cursor, or the last value without a cursor.
 function latest(plot, value, number, index) {
   if (index !== null && index !== undefined) return brief(value, 4);
   return brief(plot.data[number].findLast((each) => each !== null), 4);
 }
 
-// A single step needs some room around it.
+// A single step needs a range around it.
 const wide = (_, least, most) => (least === most ? [least - 1, most + 1] : [least, most]);
 
 const tall = (_, least, most) => {
@@ -79,7 +79,7 @@ const tall = (_, least, most) => {
   return [least >= 0 && least < room ? 0 : least - room, most + room];
 };
 
-// Series on one axis of steps; a logarithm has no place for 0.
+// Aligns the series on one axis of steps. On a log scale, values of 0 and below are dropped.
 function joined(series, log) {
   const steps = [...new Set(series.flatMap((each) => each.x))].sort((a, b) => a - b);
   const place = new Map(steps.map((step, number) => [step, number]));

@@ -1,4 +1,4 @@
-// The resolved configuration of every process, and what the run was made of.
+// Config view: the resolved config of every process, the run record and package versions.
 
 import { h } from "braid/dom.js";
 import { data } from "braid/source.js";
@@ -6,7 +6,7 @@ import { data } from "braid/source.js";
 export function render(root) {
   const files = Object.entries(data.facts.config);
   const found = h("div", { class: "configs" });
-  const search = h("input", { type: "search", placeholder: "lines that hold ... ( / )", "aria-label": "search the configuration", oninput: draw });
+  const search = h("input", { type: "search", placeholder: "lines containing ... ( / )", "aria-label": "search the configuration", oninput: draw });
   function draw() {
     const wanted = search.value.toLowerCase();
     found.replaceChildren(...files.map(([name, text]) => {
@@ -15,20 +15,20 @@ export function render(root) {
     }));
   }
   draw();
-  const none = files.length ? null : h("p", { class: "note" }, "This folder holds no resolved configuration.");
+  const none = files.length ? null : h("p", { class: "note" }, "This run folder has no resolved config.");
   root.replaceChildren(...[h("div", { class: "heading" }, h("h1", {}, "Configuration", h("small", {}, ` ${data.facts.folder} · Braid ${data.facts.braidrl}`))), none, search, found].filter(Boolean));
 }
 
-// Lines with the text, each below the table that it stands in.
+// Lines that contain the text, each below the header of its TOML table.
 function matching(text, wanted) {
   let table = "";
-  let told = "";
+  let shown = "";
   const found = [];
   for (const line of text.split("\n")) {
     if (line.startsWith("[")) table = line;
     if (!line.toLowerCase().includes(wanted)) continue;
-    if (told !== table && line !== table) found.push(table);
-    told = table;
+    if (shown !== table && line !== table) found.push(table);
+    shown = table;
     found.push(line);
   }
   return found.join("\n");

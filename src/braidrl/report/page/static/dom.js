@@ -1,4 +1,4 @@
-// Elements from data, and numbers as text. Text is only ever set as text: what a model wrote is never markup.
+// DOM elements and number formats. Strings are only inserted as text nodes, so model output is never parsed as HTML.
 
 export function h(name, attributes = {}, ...children) {
   const element = document.createElement(name);
@@ -13,10 +13,10 @@ export function h(name, attributes = {}, ...children) {
   return element;
 }
 
-// Every digit: what stands here reads back as the number in the file.
+// All digits: the text reads back as the number in the file.
 export const exact = (value) => (value === null || value === undefined ? "" : String(value));
 
-// A few digits, for a glance.
+// Rounded to a few digits.
 export function brief(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const size = Math.abs(value);

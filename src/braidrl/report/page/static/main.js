@@ -1,4 +1,4 @@
-// The page: a header with the views, the view that the address names, keys, and what is new every second.
+// Entry point: header, the view selected by the URL, keyboard shortcuts, and polling for updates.
 
 import { h } from "braid/dom.js";
 import * as batch from "braid/batch.js";
@@ -60,7 +60,7 @@ function header() {
     h("button", { type: "button", title: "keys (?)", "aria-label": "keys", onclick: help }, "?"));
 }
 
-function tell() {
+function showStatus() {
   const steps = metrics.trainer.step;
   const done = steps?.length ? steps[steps.length - 1] : 0;
   const of = data.facts.max_steps ? ` of ${data.facts.max_steps}` : "";
@@ -73,7 +73,7 @@ const KEYS = [
   ["Esc", "back"],
   ["j k", "next, previous rollout or micro batch"],
   ["1 … 9", "colour tokens by another stream"],
-  ["← → ↑ ↓", "from token to token, from row to row"],
+  ["← → ↑ ↓", "move between tokens or rows"],
   ["Enter", "open a row"],
   ["t", "light or dark"],
   ["g o, g r, g b, g c", "overview, rollouts, micro batches, config"],
@@ -114,7 +114,7 @@ function pressed(event) {
   }
 }
 
-// Asks for what is new; while there is more to read, at once again.
+// Requests new rows, again immediately while there are more.
 async function poll() {
   try {
     const before = JSON.stringify(state.cursor);
@@ -122,13 +122,13 @@ async function poll() {
     if (increment.restarted) return location.reload();
     if (JSON.stringify(increment.cursor) !== before) {
       apply(increment);
-      tell();
+      showStatus();
       refresh?.();
     }
     status.classList.remove("lost");
     if (live) setTimeout(poll, increment.more ? 0 : POLL);
   } catch (error) {
-    status.textContent = `no answer from braid watch: ${error.message}`;
+    status.textContent = `no response from braid watch: ${error.message}`;
     status.classList.add("lost");
     if (live) setTimeout(poll, 5 * POLL);
   }
@@ -139,5 +139,5 @@ theme.onTheme(charts.redraw);
 addEventListener("hashchange", draw);
 addEventListener("keydown", pressed);
 await poll();
-tell();
+showStatus();
 await draw();

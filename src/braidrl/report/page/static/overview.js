@@ -1,4 +1,4 @@
-// The run at a glance: a few numbers, then its curves.
+// Overview: a few numbers, then the curves of the run.
 
 import { h, brief, signed, count } from "braid/dom.js";
 import { chart, close } from "braid/charts.js";
@@ -19,11 +19,11 @@ const SECTIONS = () => [
     ["Reward", "mean of the episodes of a batch", [...plain("orchestrator", "reward/mean"), ...matching("orchestrator", /^reward\/(.+)\/mean$/)]],
     ["Held-out reward", "by policy version", matching("eval", /^eval\/(.+)\/reward\/mean$/), { points: true }],
     ["pass@k", "held-out tasks", matching("eval", /^eval\/(.+\/pass@\d+)$/), { points: true }],
-    ["Measured", "by the environments, mean a batch", matching("orchestrator", /^metric\/(.+)$/)],
+    ["Environment metrics", "mean per batch", matching("orchestrator", /^metric\/(.+)$/)],
   ]],
   ["Loss", [
     ["Loss by component", "each over its own token count", plain("trainer", "loss/rl", "loss/ce", "loss/ref_kl")],
-    ["Tokens by component", "members of a step", plain("trainer", "tokens/rl", "tokens/ce", "tokens/ref_kl")],
+    ["Tokens by component", "loss tokens per step", plain("trainer", "tokens/rl", "tokens/ce", "tokens/ref_kl")],
     ["Distances", "nll of ce, reverse KL of ref_kl", plain("trainer", "nll", "ref_kl", "reference_kl")],
     ["Gradient", "norm before clipping", plain("trainer", "grad_norm")],
   ]],
@@ -31,18 +31,18 @@ const SECTIONS = () => [
     ["Mismatch KL", "sampler to trainer, log scale", plain("trainer", "mismatch_kl", "unmasked_mismatch_kl", "masked_mismatch_kl", "is_approx_k3_kl"), { log: true }],
     ["Staleness", "versions behind", plain("trainer", "staleness/mean", "staleness/max")],
     ["Rejected tokens", "share of rl tokens", plain("trainer", "is_masked", "is_masked_low", "is_masked_high", "clip_ratio", "dual_clip_ratio", "is_clip_ratio", "m2po_clip_ratio", "opsm_clipfrac")],
-    ["Entropy", "nats a loss token", plain("trainer", "entropy", "entropy/rl")],
+    ["Entropy", "nats per loss token", plain("trainer", "entropy", "entropy/rl")],
   ]],
   ["Data", [
     ["Groups without signal", "share", plain("orchestrator", "zero_signal")],
     ["Truncated", "share of traces", plain("orchestrator", "truncated")],
-    ["Sampled tokens", "mean an episode", plain("orchestrator", "tokens/mean", "turns/mean")],
+    ["Sampled tokens", "mean per episode", plain("orchestrator", "tokens/mean", "turns/mean")],
     ["In flight and buffered", "episodes, traces", plain("orchestrator", "queue/in_flight", "queue/buffered")],
   ]],
   ["Time", [
-    ["Trainer speed", "tokens a second", plain("trainer", "tokens_per_second")],
-    ["Trainer", "seconds a step", plain("trainer", "time/step", "time/wait", "time/publish")],
-    ["Orchestrator", "seconds a step", plain("orchestrator", "seconds/step", "seconds/policy_wait", "policy/update_seconds")],
+    ["Trainer speed", "tokens per second", plain("trainer", "tokens_per_second")],
+    ["Trainer", "seconds per step", plain("trainer", "time/step", "time/wait", "time/publish")],
+    ["Orchestrator", "seconds per step", plain("orchestrator", "seconds/step", "seconds/policy_wait", "policy/update_seconds")],
   ]],
 ];
 
@@ -75,20 +75,20 @@ function tiles() {
     tile("reward", brief(last("orchestrator", "reward/mean")[0]), change("orchestrator", "reward/mean")),
     ...held.map((name) => tile(`eval ${name.slice(5, -12)}`, brief(last("eval", name)[0]), change("eval", name))),
     tile("mismatch KL", brief(last("trainer", "mismatch_kl")[0], 2), `${brief(100 * (last("trainer", "is_masked")[0] ?? 0))}% rejected`),
-    tile("staleness", brief(last("trainer", "staleness/mean")[0]), `most ${brief(last("trainer", "staleness/max")[0])}`),
+    tile("staleness", brief(last("trainer", "staleness/mean")[0]), `max ${brief(last("trainer", "staleness/max")[0])}`),
     tile("no signal", `${brief(100 * (last("orchestrator", "zero_signal")[0] ?? 0), 2)}%`, "of groups"),
     tile("rollouts", brief(episodes.id.length), "open the table", link({ view: "rollouts" })),
   ];
   return h("div", { class: "tiles" }, shown);
 }
 
-// What is not on this page, and why.
+// Note on rows that were left out of the page.
 function notes() {
   const found = Object.entries(state.leftOut).map(
     ([name, { shown, of }]) => `${shown.toLocaleString("en")} of ${count(of, "line")} of ${name}, evenly spread`,
   );
   if (!found.length) return null;
-  return h("p", { class: "note", id: "left-out" }, `This run is larger than a page: shown are ${found.join("; ")}. braid watch shows all of it.`);
+  return h("p", { class: "note", id: "left-out" }, `This run is too large for one page. Shown: ${found.join("; ")}. braid watch shows everything.`);
 }
 
 const series = (all) =>
@@ -96,7 +96,7 @@ const series = (all) =>
     .filter(([, file, name]) => metrics[file][name]?.some((value) => value !== null))
     .map(([label, file, name]) => ({ label, colour: colourOf(label), x: metrics[file].step, y: metrics[file][name] }));
 
-// A source and a component have one colour everywhere; null: the next one that is free.
+// Sources and components have the same colour in all charts; null: use the next free colour.
 function colourOf(label) {
   if (label === "reward/mean") return "text";
   const component = { rl: "s0", ce: "s1", ref_kl: "s3" }[label.split("/").pop()];

@@ -1,4 +1,4 @@
-// The choice of what tokens are coloured by, and its legend.
+// Selection of the stream that colours tokens, and its legend.
 
 import { h, brief, count } from "braid/dom.js";
 import { note, params } from "braid/router.js";
@@ -6,7 +6,7 @@ import { RECORDED, STREAMS, scale } from "braid/streams.js";
 
 const FIRST = "advantage";
 
-// { element, scale } for these tokens; `changed` is called after another choice.
+// Returns { element, scale, keys } for the tokens. `changed` is called after another stream was chosen.
 export function painter(tokens, changed, preferred = FIRST) {
   const usable = STREAMS.filter((stream) => tokens.some((token) => stream.of(token) !== null && stream.of(token) !== undefined));
   const wanted = params().get("color") ?? preferred;
@@ -33,16 +33,16 @@ export function painter(tokens, changed, preferred = FIRST) {
 
 const absent = (stream, tokens) =>
   RECORDED.has(stream.key) && !tokens.some((token) => token.recorded)
-    ? "not there: the trainer wrote down no numbers of these tokens"
+    ? "not available: the trainer recorded no values of these tokens"
     : "no token here has a value";
 
-// Says which streams a view lacks, and why.
+// Note on streams that are not available in this view.
 function missing(tokens) {
   if (tokens.some((token) => token.recorded) || !tokens.length) return null;
   const evaluated = tokens.every((token) => "ECP".includes(token.why));
   const why = evaluated ? "evaluations are not trained"
-    : "the trainer wrote down no numbers of it: not trained (yet), beyond trainer.recorded_tokens, or by an older Braid";
-  return h("p", { class: "note small" }, `No pull, log-ratio, entropy or trust region here: ${why}.`);
+    : "the trainer recorded no values: not trained (yet), beyond trainer.recorded_tokens, or written by an older Braid";
+  return h("p", { class: "note small" }, `Pull, log-ratio, entropy and trust region are not available: ${why}.`);
 }
 
 function legend(stream, made) {

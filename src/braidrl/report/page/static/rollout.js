@@ -1,4 +1,4 @@
-// One rollout: its facts, its siblings, and its conversation with every token, branches side by side.
+// Rollout view: facts, siblings, and the conversation with every token, branches side by side.
 
 import { h, brief, signed } from "braid/dom.js";
 import { rollout as load } from "braid/source.js";
@@ -17,7 +17,7 @@ export async function render(root, id) {
   if (!found) {
     root.replaceChildren(navigation(id), h("p", { class: "note" }, row === undefined
       ? `There is no rollout ${id} in this run.`
-      : `This page holds no tokens of rollout ${id}: it would be too large. braid watch opens every rollout; braid report --max-mib N makes room for more.`));
+      : `The tokens of rollout ${id} are not in this page, to limit its size. braid watch opens every rollout; braid report --max-mib N includes more.`));
     return;
   }
   const draw = () => {
@@ -43,7 +43,7 @@ function branchTokens(found, trace) {
   });
 }
 
-// What all branches begin with stands above them once; the rest of each in a column of its own.
+// The common prefix of all branches is shown once at the top, the rest of each branch in its own column.
 function traceElement(trace, tokens, scale, several) {
   const paths = trace.branches.map((branch) => branch.nodes);
   let common = 0;
@@ -56,7 +56,7 @@ function traceElement(trace, tokens, scale, several) {
       h("h4", {}, `branch ${number}`, h("small", {}, sampleNote(trace.branches[number]))),
       messages(trace, tokens[number], path.slice(common), scale)));
   return h("section", { class: "trace" }, title,
-    trunk.length ? [h("h4", {}, `what ${paths.length} branches share`), ...trunk] : [],
+    trunk.length ? [h("h4", {}, `common part of ${paths.length} branches`), ...trunk] : [],
     h("div", { class: "branches" }, columns));
 }
 
@@ -83,7 +83,7 @@ function heading(found, row) {
     ["advantage", row === undefined ? "" : episodes.advantage[row] === null ? "–" : signed(episodes.advantage[row])],
     ["sampled by", row === undefined || episodes.newest[row] === null ? "–" : versions(row)],
     ["trained in", trained(found)],
-    ["what became of it", [found.outcome, found.fate].filter(Boolean).join(", ")],
+    ["outcome", [found.outcome, found.fate].filter(Boolean).join(", ")],
     ["seconds", brief(found.seconds)],
   ];
   const scores = found.traces.flatMap((trace) => [
@@ -115,7 +115,7 @@ const errors = (found) => {
   return h("div", {}, all.map((error) => h("pre", { class: "error" }, typeof error === "string" ? error : JSON.stringify(error, null, 1))));
 };
 
-// The rollouts that it was compared with.
+// Links to the rollouts of the same group.
 function relatives(row) {
   if (row === undefined) return h("div");
   const all = siblings(row);
@@ -128,7 +128,7 @@ function relatives(row) {
 const task = (found) =>
   h("details", { class: "task" }, h("summary", {}, "task data"), h("pre", {}, JSON.stringify(found.task, null, 1)));
 
-// Goes to the token that the address names.
+// Scrolls to the token given in the URL.
 function reveal(conversation, found) {
   const wanted = params().get("token");
   if (!wanted) return;

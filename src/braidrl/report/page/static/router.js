@@ -1,4 +1,4 @@
-// What is looked at stands in the address, behind the #: `#rollout=ID&color=entropy`, `#view=rollouts&env=short`.
+// The state of the view is in the URL fragment: `#rollout=ID&color=entropy`, `#view=rollouts&env=short`.
 
 export const params = () => new URLSearchParams(location.hash.slice(1));
 
@@ -11,7 +11,7 @@ export function go(values) {
   location.hash = link(values);
 }
 
-// Changes parts of the address without a step back in the history, and without drawing anew.
+// Changes parts of the URL without a history entry and without redrawing.
 export function note(values) {
   const all = { ...Object.fromEntries(params()), ...values };
   history.replaceState(null, "", link(all));

@@ -1,4 +1,4 @@
-// Where the page's data comes from: this very file, or the server that it came from.
+// Data of the page: from this file, or from the server that served it.
 
 export const data = JSON.parse(document.getElementById("data").textContent);
 export const live = data.opened === undefined;
@@ -12,10 +12,10 @@ export async function changes(cursor) {
   return ask(`/changes?since=${cursor.join(",")}`);
 }
 
-// Whether the tokens of a rollout can be shown.
+// True if the tokens of a rollout are available.
 export const opens = (id) => live || id in data.opened;
 
-// A rollout with its tokens; null where the page does not hold it.
+// Returns a rollout with its tokens, or null if it is not in the page.
 export async function rollout(id) {
   if (!rollouts.has(id)) {
     if (!opens(id)) return null;

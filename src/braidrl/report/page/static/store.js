@@ -1,4 +1,4 @@
-// The rows that the page knows, column by column, and the questions that are asked of them.
+// Column-wise store of the rows loaded so far, and queries on them.
 
 import { data } from "braid/source.js";
 
@@ -27,10 +27,10 @@ export function apply(increment) {
   state.leftOut = increment.left_out ?? {};
 }
 
-// Adds columns to columns; a name that one side lacks is null there.
-function extend(known, added, ruler) {
-  const before = known[ruler]?.length ?? 0;
-  const more = added[ruler]?.length ?? 0;
+// Appends columns. A column that exists on one side only is filled with null on the other. `key` exists in every row.
+function extend(known, added, key) {
+  const before = known[key]?.length ?? 0;
+  const more = added[key]?.length ?? 0;
   if (!more) return;
   for (const name of new Set([...Object.keys(known), ...Object.keys(added)])) {
     known[name] ??= Array(before).fill(null);
@@ -45,10 +45,10 @@ export const algorithm = (row) =>
 export const fate = (row) => fates.get(episodes.key[row]) ?? null;
 const groupOf = (row) =>
   `${episodes.kind[row]} ${episodes.kind[row] === "eval" ? episodes.step[row] : ""} ${episodes.key[row].replace(/\/\d+$/, "")}`;
-// Rows of the same task, as they were compared.
+// Rows of the same group.
 export const siblings = (row) => groups.get(groupOf(row)) ?? [];
 
-// What a filter can choose from, most frequent first.
+// Distinct values for a filter, most frequent first.
 export function choices(of) {
   const counts = new Map();
   for (let row = 0; row < episodes.id.length; row++) {
@@ -78,7 +78,7 @@ export function select(filter) {
   return found;
 }
 
-// What became of an episode, in a word.
+// Outcome of an episode: error, outcome of its group if it is decided, or its own.
 export function outcome(row) {
   if (episodes.state[row] === "error") return "error";
   return fate(row) ?? episodes.outcome[row];
@@ -95,7 +95,7 @@ export function sort(rows, field, descending) {
   });
 }
 
-// Micro batches that were trained: [{ name: "STEP.MINI.MICRO", step, rows of `samples` }], newest step first.
+// Trained micro batches: [{ name: "STEP.MINI.MICRO", step, rows of `samples` }], newest step first.
 export function microBatches() {
   const found = new Map();
   for (let row = 0; row < samples.episode.length; row++) {

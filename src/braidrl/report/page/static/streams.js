@@ -1,12 +1,12 @@
-// What a token can be coloured by. A scale through zero is blue above and orange below, which everybody can tell apart;
-// zero has no colour, in the light and in the dark.
+// Streams that tokens can be coloured by. Diverging scales are blue above zero and orange below, which is safe for
+// colour-blind readers. Zero has no colour in both themes.
 
 import { data } from "braid/source.js";
 
 const trainer = (name) => (token) => token.entry?.[name] ?? null;
 const difference = (a, b) => (a === null || b === null || a === undefined || b === undefined ? null : a - b);
 
-// Log-ratio as the loss saw it: trainer - sampler.
+// Log-ratio in the loss: trainer - sampler log-prob.
 export const logRatio = (token) =>
   token.sampled ? difference(token.entry?.logprobs, token.entry?.sampling_logprobs) : null;
 
@@ -27,12 +27,12 @@ const trust = (token) => (!token.entry ? null : { T: "kept", R: "rejected", M: "
 
 // kind: `diverging` through 0, `sequential` from 0, or `category`.
 export const STREAMS = [
-  { key: "component", label: "component", kind: "category", of: component, hint: "which loss the token is a member of" },
-  { key: "why", label: "trained?", kind: "category", of: (token) => data.facts.reasons[token.why]?.[0] ?? null, hint: "whether it moved the weights, and why not" },
-  { key: "advantage", label: "advantage", kind: "diverging", of: (token) => token.advantage, hint: "credit that the algorithm gave" },
-  { key: "pull", label: "pull", kind: "diverging", of: trainer("pull"), hint: "how far the step wants its log-prob up: minus the derivative of the loss" },
+  { key: "component", label: "component", kind: "category", of: component, hint: "losses that include the token" },
+  { key: "why", label: "trained?", kind: "category", of: (token) => data.facts.reasons[token.why]?.[0] ?? null, hint: "whether it was trained; if not, the reason" },
+  { key: "advantage", label: "advantage", kind: "diverging", of: (token) => token.advantage, hint: "credit from the algorithm" },
+  { key: "pull", label: "pull", kind: "diverging", of: trainer("pull"), hint: "-dL/dx: how strongly the step raises its log-prob" },
   { key: "log_ratio", label: "log-ratio", kind: "diverging", of: logRatio, hint: "trainer - sampler log-prob" },
-  { key: "trust", label: "trust region", kind: "category", of: trust, hint: "what the loss kept, and what it rejected" },
+  { key: "trust", label: "trust region", kind: "category", of: trust, hint: "kept, rejected or masked by the loss" },
   { key: "entropy", label: "entropy", kind: "sequential", of: trainer("entropy"), hint: "of the trainer's distribution, in nats" },
   { key: "surprise", label: "surprise", kind: "sequential", of: (token) => (token.sampling === null ? null : -token.sampling), hint: "minus the sampler's log-prob" },
   { key: "reference", label: "reference", kind: "diverging", of: (token) => difference(token.reference, token.sampling), hint: "reference - sampler log-prob" },
@@ -44,7 +44,7 @@ export const STREAMS = [
   { key: "version", label: "version", kind: "category", of: (token) => (token.version === null ? null : `v${token.version}`), hint: "policy that sampled it" },
 ];
 
-// Streams that only the trainer's record of the sample holds.
+// Streams that are only in the trainer's record of the sample.
 export const RECORDED = new Set(["pull", "log_ratio", "trust", "entropy", "is_weights", "loss_weights"]);
 
 const PALETTE = 8;
@@ -55,7 +55,7 @@ const FIXED = {
   template: "none", context: "none", "advantage 0": "zero", "not recorded": "unrecorded",
 };
 
-// How to paint tokens by a stream: { paint(token) -> [class, strength] or null, legend }.
+// Colours of tokens by a stream: { paint(token) -> [class, strength] or null, and values for the legend }.
 export function scale(stream, tokens) {
   const values = tokens.map(stream.of);
   const known = values.filter((value) => value !== null && value !== undefined);

@@ -1,4 +1,4 @@
-// The table of rollouts: filters above, a page of rows below. Filtering and sorting are over all rows, in columns.
+// Table of rollouts: filters, and one page of rows. Filtering and sorting use all rows of the column store.
 
 import { h, brief, signed, count } from "braid/dom.js";
 import { data, opens } from "braid/source.js";
@@ -39,7 +39,7 @@ export function close() {
   table = null;
 }
 
-// The rollouts as they are filtered and sorted now: what `next` and `previous` go through.
+// Previous and next rollout in the current filter and sort order.
 export function neighbours(id) {
   const order = rows.length ? rows : select(read());
   const place = order.findIndex((row) => episodes.id[row] === id);
@@ -51,7 +51,7 @@ function tokensNote() {
   if (!data.opened) return "";
   const held = Object.keys(data.opened).length;
   if (held >= episodes.id.length) return "";
-  return `; this page holds the tokens of ${held.toLocaleString("en")}, group by group over the whole run (marked ●): braid watch opens every one`;
+  return `; this page has the tokens of ${held.toLocaleString("en")} (marked ●), in whole groups spread over the run; braid watch opens every rollout`;
 }
 
 function read() {
@@ -72,12 +72,12 @@ function write(filter) {
 
 function controls(filter, changed) {
   const select = ([name, of]) =>
-    h("label", {}, name === "outcome" ? "fate" : name, h("select", { name, onchange: (event) => ((filter[name] = event.target.value), changed()) },
+    h("label", {}, name, h("select", { name, onchange: (event) => ((filter[name] = event.target.value), changed()) },
       h("option", { value: "" }, "all"),
       choices(of).sort().map((value) => h("option", { value, selected: value === filter[name] }, value))));
   const bound = (name, side) =>
-    h("input", { type: "number", step: "any", name: `${name}-${side ? "most" : "least"}`, placeholder: side ? "most" : "least",
-      "aria-label": `${side ? "most" : "least"} ${RANGES[name]}`, value: filter[name]?.[side] ?? "",
+    h("input", { type: "number", step: "any", name: `${name}-${side ? "most" : "least"}`, placeholder: side ? "max" : "min",
+      "aria-label": `${side ? "max" : "min"} ${RANGES[name]}`, value: filter[name]?.[side] ?? "",
       oninput: (event) => {
         const bounds = filter[name] ?? [null, null];
         bounds[side] = event.target.value === "" ? null : Number(event.target.value);
@@ -101,7 +101,7 @@ function make(frame) {
     paginationSizeSelector: [25, 50, 100, 200],
     sortMode: "remote",
     headerSortTristate: true,
-    placeholder: "no rollout passes the filter",
+    placeholder: "no rollout matches the filters",
     ajaxURL: "rows",
     ajaxRequestFunc: (_url, _config, { page, size, sort: sorters }) => Promise.resolve(pageOf(page, size, sorters ?? [])),
     columns: COLUMNS,
@@ -149,7 +149,7 @@ const versions = (cell) => {
 
 const right = { hozAlign: "right", headerHozAlign: "right" };
 const COLUMNS = [
-  { title: "", field: "open", width: 28, headerSort: false, tooltip: () => "its tokens are in this page" },
+  { title: "", field: "open", width: 28, headerSort: false, tooltip: () => "tokens are in this page" },
   { title: "step", field: "step", width: 64, ...right },
   { title: "env", field: "env", minWidth: 90 },
   { title: "algorithm", field: "algorithm", minWidth: 100 },
@@ -159,7 +159,7 @@ const COLUMNS = [
   { title: "tokens", field: "tokens", width: 82, formatter: number, ...right },
   { title: "turns", field: "turns", width: 74, ...right },
   { title: "branches", field: "branches", width: 96, ...right },
-  { title: "fate", field: "outcome", width: 104, formatter: outcomeCell },
+  { title: "outcome", field: "outcome", width: 104, formatter: outcomeCell },
   { title: "task", field: "key", minWidth: 165 },
   { title: "last answer", field: "preview", minWidth: 160, widthGrow: 2, headerSort: false, cssClass: "answer" },
 ];

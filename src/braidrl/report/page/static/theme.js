@@ -1,4 +1,4 @@
-// Light or dark: as the system has it until somebody chooses.
+// Light or dark theme: the system's until the reader chooses one.
 
 const KEY = "braid-theme";
 const changed = new Set();
@@ -13,7 +13,7 @@ export function toggle() {
   try {
     localStorage.setItem(KEY, dark() ? "dark" : "light");
   } catch {
-    // a page from a file may have no storage
+    // Pages opened from a file may have no storage.
   }
 }
 
@@ -28,6 +28,6 @@ export function start() {
     const kept = localStorage.getItem(KEY);
     if (kept) choose(kept);
   } catch {
-    // the same
+    // As above.
   }
 }

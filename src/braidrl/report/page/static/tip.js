@@ -1,4 +1,4 @@
-// The numbers of the token under the pointer, or under the focus, with every digit.
+// Tooltip with the values of the token under the pointer or with the focus, in full precision.
 
 import { h, exact } from "braid/dom.js";
 import { data } from "braid/source.js";
@@ -8,7 +8,7 @@ import { visible } from "braid/tokens.js";
 const box = document.getElementById("tip");
 let held = null;
 
-// name in the tip -> value; the names are those of the files.
+// [name in the record files, label, value] of each value that the token has.
 export function numbers(token) {
   const entry = token.entry;
   const found = [
@@ -29,7 +29,7 @@ export function numbers(token) {
   return found.filter(([, , value]) => value !== null && value !== undefined);
 }
 
-// Why it was or was not trained, with the numbers that decided.
+// Reason why the token was or was not trained, with the relevant values.
 function because(token) {
   const [name, text] = data.facts.reasons[token.why] ?? ["unknown", ""];
   const of = members(token);
@@ -43,8 +43,8 @@ function change(token) {
   const { logprobs, sampling_logprobs } = token.entry;
   const percent = (x) => `${Number((100 * Math.exp(x)).toPrecision(3))}%`;
   const { type, eps } = data.facts.loss;
-  const own = type === "ipo" && eps !== undefined ? `, ipo trusts a change of ${eps}` : `, loss ${type}`;
-  const bound = members(token).includes("rl") ? own : ", ref_kl trusts no fall of more than 0.2";
+  const own = type === "ipo" && eps !== undefined ? `, ipo allows a change of ${eps}` : `, loss ${type}`;
+  const bound = members(token).includes("rl") ? own : ", ref_kl allows a decrease of 0.2";
   return ` (its probability went from ${percent(sampling_logprobs)} to ${percent(logprobs)}${bound})`;
 }
 
@@ -81,7 +81,7 @@ export function hide(release = true) {
   box.hidden = true;
 }
 
-// Listens on an element that holds tokens; `pinned` is told which token somebody clicked.
+// Adds event listeners to an element with tokens. `pinned` is called with the token that was clicked or focused.
 export function listen(root, pinned) {
   const tokenAt = (event) => event.target.closest?.(".t");
   root.addEventListener("pointerover", (event) => (tokenAt(event) ? show(tokenAt(event)) : hide(false)));

@@ -1,11 +1,11 @@
-// Tokens of branches: what each carries, as elements, with their numbers.
+// Tokens of branches with their values, and their elements.
 
 import { h } from "braid/dom.js";
 import { pieces } from "braid/source.js";
 
 const MANY = 60;
 
-// All tokens of a branch in order; `shared` says of a message whether an earlier branch has it.
+// All tokens of a branch in order. `shared(node)` is true if an earlier branch contains the message.
 export function tokensOf(rollout, trace, number, shared = () => false) {
   const branch = trace.branches[number];
   const entries = new Map((branch.sample?.positions ?? []).map((position, place) => [position, place]));
@@ -38,7 +38,7 @@ export function tokensOf(rollout, trace, number, shared = () => false) {
   return found;
 }
 
-// The trainer's numbers of one loss entry.
+// The trainer's values of one loss entry.
 function entryOf(sample, place) {
   if (place === undefined) return null;
   const entry = { step: sample.step, mini_batch: sample.mini_batch, micro_batch: sample.micro_batch };
@@ -48,7 +48,7 @@ function entryOf(sample, place) {
   return entry;
 }
 
-// A character whose bytes are several tokens is shown with the last of them.
+// A character that spans several tokens is shown in the last of them.
 function decode(tokens) {
   let decoder = new TextDecoder();
   let node = null;
@@ -63,7 +63,7 @@ function decode(tokens) {
 
 const VISIBLE = [[/\r/g, "␍"], [/\t/g, "→\t"], [/[\u0000-\u0008\u000b-\u001f\u007f]/g, (c) => String.fromCodePoint(0x2400 + (c.codePointAt(0) & 0x1f))]];
 
-// Text of a token as it is shown: what cannot be seen has a sign. Lines of the chat template are not broken.
+// Displayed text of a token: invisible characters get a symbol. Newlines of the chat template do not break the line.
 export function visible(token) {
   let text = token.text;
   for (const [pattern, sign] of VISIBLE) text = text.replace(pattern, sign);
@@ -83,7 +83,7 @@ export function tokenElement(token, scale) {
   return element;
 }
 
-// The messages of a branch as blocks. `tokens` are all of it; `nodes` those to show.
+// Messages of a branch as blocks. `tokens` are those of the whole branch, `nodes` are the messages to show.
 export function messages(trace, tokens, nodes, scale) {
   return nodes.map((node) => {
     const message = trace.nodes[node];
