@@ -182,5 +182,5 @@ async def test_a_judge_outage_is_not_a_wrong_answer(tiny_model_dir: Path, tmp_pa
 
 
 async def test_the_last_policy_has_a_deadline(tiny_model_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(TimeoutError, match=r"waited 0\.5 s for policy v1.*look at the trainer's log"):
+    with pytest.raises(TimeoutError, match=r"waited 0\.5 s for policy v1.*check the trainer's log"):
         await run_stub(tiny_model_dir, tmp_path, max_steps=2, policy_timeout=0.5, train_seconds=30.0)

@@ -172,6 +172,6 @@ def test_engines_and_adapters_that_take_no_deltas(tiny_model_dir: Path, tmp_path
 async def test_a_vllm_that_is_there_already_refuses_a_delta(tmp_path: Path) -> None:
     (tmp_path / DELTA).write_text(json.dumps({"base": "step_000001", "checksums": {}}))
     async with pool_of(stub := StubVLLM()) as pool:
-        with pytest.raises(ReplicaError, match="it is a delta to step_000001, and vLLM loads whole ones"):
+        with pytest.raises(ReplicaError, match="delta to step_000001, but vLLM loads only whole models"):
             await pool.update(pool.all[0], tmp_path, 2, DEADLINE)
     assert [path for path, _ in stub.calls] == ["/pause?mode=keep"]

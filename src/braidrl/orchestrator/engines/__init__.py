@@ -1,4 +1,4 @@
-"""Inference servers as the orchestrator sees them: replicas, admission, health, weight updates.
+"""Inference servers of a run: replicas, admission of calls, health checks and weight updates.
 
 Imports `transport`, `utils` and `configs`.
 Start with `pool.py`.

@@ -1,4 +1,4 @@
-"""Calls to one inference server, until a deadline."""
+"""HTTP client of one inference server, with a deadline."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,29 +10,29 @@ from braidrl.utils.http import RETRIED, Backoff, describe
 
 
 class UnavailableError(RuntimeError):
-    """A server that is busy, starting or away: to be asked again."""
+    """Server is busy, starting or unreachable. The request may be retried."""
 
 
 class RefusedError(RuntimeError):
-    """A server that will not do what it was asked."""
+    """Server rejected a request. A retry would fail as well."""
 
 
 @dataclass
 class Server:
-    """One server, and the deadline of all calls together."""
+    """One server. `backoff` holds the deadline that all calls share."""
 
     http: aiohttp.ClientSession
     url: str
     backoff: Backoff
     headers: dict[str, str] = field(default_factory=dict)
-    """Sent beside those of `http`."""
+    """Headers sent in addition to those of `http`."""
 
     async def get(self, path: str) -> tuple[int, bytes]:
-        """Status and body. Raises `UnavailableError`."""
+        """Return status and body. Raises `UnavailableError`."""
         return await self._call("GET", path)
 
     async def post(self, path: str, body: Any = None) -> bytes:
-        """The body of an answer of status 200. Raises `UnavailableError` and `RefusedError`."""
+        """Return the body of a response with status 200. Raises `UnavailableError` or `RefusedError`."""
         status, answer = await self._call("POST", path, b"" if body is None else msgspec.json.encode(body))
         if status != 200:
             raise RefusedError(f"{path} answered {status}: {answer[:500].decode(errors='replace')}")

@@ -1,4 +1,4 @@
-"""Health checks of replicas, periodic and after a broken connection, and the count of calls that wait for a place."""
+"""Health checks of replicas, and the number of requests that wait in the engines."""
 
 import asyncio
 
@@ -9,11 +9,12 @@ from braidrl.orchestrator.engines.replica import Replica
 
 
 async def watch_health(pool: Replicas, period: float, timeout: float) -> None:
-    """Find the replicas that died or hang, until cancelled. Each is asked every `period` seconds, and when it is
-    suspected, and is lost where it does not answer well within `timeout` seconds.
+    """Check the health of every replica until cancelled, to detect servers that died or hang.
 
-    One of a frozen model takes requests again when it is well; one of the policy when it has been given its weights
-    (`braidrl.orchestrator.engines.policy_watcher`).
+    A check runs every `period` seconds, and at once after a connection broke. A replica is marked as lost if it does
+    not report healthy within `timeout` seconds. A replica of a frozen model is reopened as soon as it is healthy. A
+    replica of the policy is reopened by the policy watcher (`braidrl.orchestrator.engines.policy_watcher`), after it
+    has received the current weights.
     """
     async with asyncio.TaskGroup() as group:
         for replica in pool.all:
@@ -36,29 +37,28 @@ async def _watch(pool: Replicas, replica: Replica, period: float, timeout: float
             pool.set_state(replica, "open")
 
 
-WAITING = "braid_requests_waiting", "vllm:num_requests_waiting"
-"""The gauges of `GET /metrics` that say so: the embedded engine's and vLLM's."""
+WAITING_GAUGES = "braid_requests_waiting", "vllm:num_requests_waiting"
+"""Gauges of `GET /metrics` that count waiting requests, of the embedded engine and of vLLM."""
 
 
 async def engine_queue(pool: Replicas) -> int | None:
-    """Calls that wait for a slot of the servers that take requests, and for room at one of them; None when no server
-    says."""
+    """Return the number of calls that wait in open servers or for a slot at one, or None if no server reports it."""
     counts = [await _waiting(pool, replica) for replica in pool.all if replica.state == "open"]
-    known = [count for count in counts if count is not None]
-    return sum(known) + pool.admission.queued if known else None
+    reported = [count for count in counts if count is not None]
+    return sum(reported) + pool.admission.queued if reported else None
 
 
 async def _waiting(pool: Replicas, replica: Replica) -> int | None:
     try:
         text = (await pool.read(replica, "/metrics")).decode()
     except (aiohttp.ClientError, TimeoutError, ReplicaError):
-        return None  # whether a server is up is for the calls themselves to find out
-    counts = [gauge(text, name) for name in WAITING]
+        return None  # not a health check: `watch_health` detects a lost server
+    counts = [gauge(text, name) for name in WAITING_GAUGES]
     return next((count for count in counts if count is not None), None)
 
 
 def gauge(text: str, name: str) -> int | None:
-    """The value of a gauge in Prometheus text, summed over its labels; None without one."""
+    """Return the value of a gauge in Prometheus text, summed over its labels, or None if it is absent."""
     values = [
         float(line.rsplit(maxsplit=1)[1])
         for line in text.splitlines()

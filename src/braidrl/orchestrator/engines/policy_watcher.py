@@ -1,4 +1,4 @@
-"""The policy watcher: takes each published version to every replica, and only then counts it."""
+"""The policy watcher: loads each published version into every replica, then advances the policy version."""
 
 import asyncio
 import logging
@@ -14,26 +14,28 @@ from braidrl.utils.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.05
-"""Pause between two looks at the weights folder."""
+"""Interval between two checks of the weights folder, in seconds."""
 START_SECONDS = 600.0
-"""Longest wait for the trainer to publish the version that a run goes on from."""
+"""Maximum wait for the trainer to publish the version that a resumed run starts from, in seconds."""
 
 
-async def _nothing(version: int) -> None:
-    """What there is to do for a version that nobody watches."""
+async def _ignore(version: int) -> None:
+    """Do nothing: the default of `on_version`."""
 
 
 class PolicyWatcher:
-    """Versions in order, one update at a time, never backwards.
+    """Applies published versions in increasing order, one update at a time.
 
-    `version` is the newest one that every replica has acknowledged that is not down. A newer version may overtake one
-    that nobody applied yet, but not one that `must_stop` at: `on_version` runs for the first version and after each
-    advance, and the next update waits for it (an evaluation sees one version from its first to its last token).
+    `version` is the newest version that every live replica has acknowledged. If several versions have been published
+    since the last update, all but the newest are skipped, except versions for which `must_stop` returns True.
 
     Args:
         update_timeout: deadline of one update of one replica, in seconds.
-        restart_timeout: longest wait for a replica that restarts, in seconds.
-        publishes_start: whether the trainer publishes v0 as well, so that it is not the model that replicas loaded.
+        restart_timeout: maximum wait for a replica that restarts, in seconds.
+        on_version: awaited for the first version and after each advance. The next update waits for it, so an
+            evaluation samples all its tokens from one version.
+        must_stop: returns True for a version that must not be skipped.
+        publishes_start: True if the trainer publishes v0 as well, so v0 is not the model that the replicas loaded.
     """
 
     def __init__(
@@ -43,7 +45,7 @@ class PolicyWatcher:
         *,
         update_timeout: float,
         restart_timeout: float,
-        on_version: Callable[[int], Awaitable[None]] = _nothing,
+        on_version: Callable[[int], Awaitable[None]] = _ignore,
         must_stop: Callable[[int], bool] = lambda version: False,
         publishes_start: bool = False,
     ) -> None:
@@ -56,7 +58,7 @@ class PolicyWatcher:
         self.must_stop = must_stop
         self.publishes_start = publishes_start
         self.update_seconds = 0.0
-        """Duration of the last update."""
+        """Duration of the last update, in seconds."""
         self._applied: int | None = None
         self._asleep = False
         self._visited = -1
@@ -64,48 +66,51 @@ class PolicyWatcher:
         self._advanced = asyncio.Condition()
 
     async def start(self, version: int) -> None:
-        """Give every replica the version that the run starts from, unless it is the model that they loaded."""
+        """Load the version that the run starts from into every replica, unless they were started with it."""
         if version > 0 or self.publishes_start:
             await self._published(version)
             await self._apply(version)
         self.version = version
 
     async def _published(self, version: int) -> None:
-        """Wait for weights that the trainer may have to write again, from its checkpoint."""
+        """Wait until `version` is published. On a resume, the trainer may export it from its checkpoint first."""
         backoff = Backoff(START_SECONDS)
         while version not in self.run_folder.published("weights"):
             if not await backoff.sleep():
                 raise TimeoutError(
-                    f"waited {START_SECONDS:g} s for the trainer to publish {self.run_folder.weights(version)}, from "
-                    "which the run goes on; look at its log"
+                    f"the trainer did not publish {self.run_folder.weights(version)}, from which the run starts, "
+                    f"within {START_SECONDS:g} s; check the trainer's log"
                 )
 
     async def run(self) -> None:
-        """Watch until cancelled. What goes wrong beyond repair is raised here."""
+        """Apply new versions and restore restarted replicas until cancelled. Raises if a replica cannot be updated."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._follow())
             for replica in self.replicas.all:
-                group.create_task(self._heal(replica))
+                group.create_task(self._restore_after_restarts(replica))
 
     async def wait_for(self, version: int, timeout: float) -> None:
-        """Return once every replica serves `version` or a later one; `TimeoutError` at the deadline. Time in
-        `on_version`, which has deadlines of its own, does not count."""
+        """Return as soon as every replica serves `version` or a later one.
+
+        Raises `TimeoutError` after `timeout` seconds, not counting the time in `on_version`, which has its own
+        deadlines.
+        """
         try:
             async with asyncio.timeout(timeout), self._advanced:
                 await self._advanced.wait_for(lambda: self.version >= version)
         except TimeoutError:
-            if self._visited < self.version:
+            if self._visited < self.version:  # `on_version` is running: wait for it, then restart the timeout
                 await self.wait_visited(self.version)
                 return await self.wait_for(version, timeout)
             published = max(self.run_folder.published("weights"), default=0)
             raise TimeoutError(
-                f"waited {timeout:g} s for policy v{version}; the replicas serve v{self.version} and the "
-                f"newest published weights are v{published}; look at the trainer's log, or raise "
-                f"orchestrator.policy_timeout"
+                f"waited {timeout:g} s for policy v{version}, but the replicas serve v{self.version} and the "
+                f"newest published weights are v{published}; check the trainer's log, or raise "
+                "orchestrator.policy_timeout"
             ) from None
 
     async def wait_visited(self, version: int) -> None:
-        """Return once `on_version` is done with `version`; its own deadlines bound the wait."""
+        """Return when `on_version` has finished for `version`. Its own deadlines bound the wait."""
         async with self._advanced:
             await self._advanced.wait_for(lambda: self._visited >= version)
 
@@ -120,9 +125,9 @@ class PolicyWatcher:
             await self._apply(version)
             self.update_seconds = time.perf_counter() - started
             logger.info(
-                "policy v%d is served by %d replica(s) after %.2f s",
-                version,
+                "%d replica(s) serve policy v%d after %.2f s",
                 sum(replica.state == "open" for replica in self.replicas.all),
+                version,
                 self.update_seconds,
             )
             async with self._advanced:
@@ -131,30 +136,32 @@ class PolicyWatcher:
             await self._visit(version)
 
     def _next(self) -> int | None:
-        """The newest published version, or the first on the way to it that `on_version` must see."""
+        """Return the next version to apply: the first that must not be skipped, else the newest. None if up to date."""
         newer = [version for version in self.run_folder.published("weights") if version > self.version]
         return next((version for version in newer if self.must_stop(version)), newer[-1] if newer else None)
 
     async def sleep(self) -> None:
-        """Have every replica free its device, once the evaluation of this version is done; the next version wakes them.
-        Raises `ReplicaError` when one cannot."""
+        """Make every replica free its device, after `on_version` has finished for the current version.
+
+        The next update wakes them up. Raises `ReplicaError` if a replica cannot sleep.
+        """
         await self.wait_visited(self.version)
         async with self._lock:
             self._asleep = True
-            await asyncio.gather(*(self.replicas.sleep(each, self.update_timeout) for each in self._there))
+            await asyncio.gather(*(self.replicas.sleep(each, self.update_timeout) for each in self._targets))
 
     async def _apply(self, version: int) -> None:
-        """Give every replica a version; one that is down has it when it is back, unless all are."""
+        """Load a version into every live replica. A replica that is down receives it after its restart."""
         path = self.run_folder.weights(version)
         async with self._lock:
             await asyncio.gather(
-                *(self.replicas.update(each, path, version, self.update_timeout) for each in self._there)
+                *(self.replicas.update(each, path, version, self.update_timeout) for each in self._targets)
             )
             self._applied, self._asleep = version, False
 
     @property
-    def _there(self) -> list[Replica]:
-        """The replicas that are not down; where all are, all: somebody must be waited for."""
+    def _targets(self) -> list[Replica]:
+        """Replicas that are not down, or all replicas if all are down, so that an update waits for a restart."""
         return [each for each in self.replicas.all if each.state != "down"] or self.replicas.all
 
     async def _visit(self, version: int) -> None:
@@ -164,17 +171,17 @@ class PolicyWatcher:
             self._advanced.notify_all()
 
     def _forget(self) -> None:
-        """Remove older weights, except those that a checkpoint resumes from."""
+        """Remove older weights, except those of versions with a checkpoint."""
         forget_weights_before(self.run_folder, self.version, keep=self.run_folder.published("checkpoints"))
 
-    async def _heal(self, replica: Replica) -> None:
-        """When it has been down, it gets the current version before it takes requests again."""
+    async def _restore_after_restarts(self, replica: Replica) -> None:
+        """Load the current weights into a replica each time it comes back, before it accepts requests."""
         while True:
             while replica.state != "down":
                 await self.replicas.changed()
             await self.replicas.wait_healthy(replica, self.restart_timeout)
             async with self._lock:
-                if replica.state == "down":
+                if replica.state == "down":  # an update that held the lock may have restored it
                     await self._restore(replica)
 
     async def _restore(self, replica: Replica) -> None:

@@ -1,4 +1,4 @@
-"""One inference server of a pool: its state, its load and the weights that it holds."""
+"""One inference server of a pool: state, load and version of its weights."""
 
 import asyncio
 from dataclasses import dataclass, field
@@ -14,29 +14,29 @@ class Replica:
     """One inference server."""
 
     url: str
-    """Address without a trailing `/v1`."""
+    """Base URL, without a trailing `/v1`."""
     state: State = "down"
-    """`open`: takes requests. `updating`: its weights change. `asleep`: the trainer has its device. `down`: it died,
-    hangs, or restarts with unknown weights."""
+    """`open`: accepts requests. `updating`: is loading weights. `asleep`: the trainer uses its device. `down`: died,
+    hangs, or restarted with unknown weights."""
     version: int | None = None
-    """Policy version that it acknowledged; None for a frozen model."""
+    """Last acknowledged policy version, or None for a frozen model."""
     load: int = 0
-    """Requests that it works on."""
+    """Number of requests in flight."""
     sessions: int = 0
-    """Sessions whose prefix it caches."""
+    """Number of sessions whose prefix it caches."""
     calls: set[asyncio.Timeout] = field(default_factory=set)
-    """The deadlines of those requests."""
+    """Deadlines of the requests in flight."""
     reason: str = "has not answered yet"
-    """Why it takes no requests."""
+    """Reason why it accepts no requests."""
     suspected: asyncio.Event = field(default_factory=asyncio.Event)
-    """Set when a connection to it broke, so that it is asked whether it is well."""
+    """Set when a connection broke, to trigger a health check."""
     sleeps: bool = False
-    """Whether it must be woken before it takes weights."""
+    """True if it must be woken up before a weight update."""
     take_weights: WeightUpdate = update_embedded
-    """How it is given new weights."""
+    """Function that loads new weights into it."""
 
     def abandon(self) -> None:
-        """End the wait for everything that it works on, so that others do it."""
+        """Expire the deadlines of all requests in flight, so that callers retry them on other replicas."""
         now = asyncio.get_running_loop().time()
         for deadline in self.calls:
             if not deadline.expired():

@@ -1,4 +1,4 @@
-"""Evaluation on held-out tasks with one policy version, within a run and by itself.
+"""Evaluation of one policy version on held-out tasks, within a run or standalone.
 
 Imports `orchestrator.pipeline`, `orchestrator.envs`, `orchestrator.gateway` and `orchestrator.engines`.
 Start with `evaluator.py`.

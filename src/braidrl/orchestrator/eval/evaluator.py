@@ -1,4 +1,4 @@
-"""Playing evaluation sources with one policy version."""
+"""Evaluation of one policy version on the evaluation sources."""
 
 import asyncio
 import logging
@@ -18,16 +18,16 @@ from braidrl.utils.run_folder import RunFolder
 logger = logging.getLogger(__name__)
 
 
-def _nothing(env: EvalEnv, finished: FinishedEpisode) -> None:
-    """What there is to do for an episode that nobody watches."""
+def _ignore(env: EvalEnv, finished: FinishedEpisode) -> None:
+    """Do nothing: the default of `on_episode`."""
 
 
 class Evaluator:
-    """Plays evaluation sources with the policy that is served, with the same tasks and seeds for every version.
+    """Runs evaluation sources with the served policy, using the same tasks and seeds for every version.
 
     Args:
-        max_concurrent: most episodes of it in flight; those that train have a bound of their own.
-        on_episode: called as each episode ends.
+        max_concurrent: maximum number of concurrent evaluation episodes. Training episodes have a separate limit.
+        on_episode: called when an episode ends.
     """
 
     def __init__(
@@ -36,25 +36,33 @@ class Evaluator:
         run: RunFolder,
         *,
         max_concurrent: int,
-        on_episode: Callable[[EvalEnv, FinishedEpisode], None] = _nothing,
+        on_episode: Callable[[EvalEnv, FinishedEpisode], None] = _ignore,
     ) -> None:
         self.envs = list(envs)
         self.run_folder = run
         self.slots = asyncio.Semaphore(max_concurrent)
         self.on_episode = on_episode
         self.running = 0
-        """Episodes in flight."""
+        """Number of episodes in flight."""
         self.metrics = MetricsWriter(run.metrics("eval"))
 
     def recorded(self, version: int) -> bool:
-        """Whether an evaluation of this version was finished, by an earlier process maybe."""
+        """Return True if this version has been evaluated, possibly by an earlier process of the run."""
         return any(line["step"] == version for line in read_metrics(self.metrics.path))
 
     async def evaluate(self, version: int, envs: Sequence[EvalEnv] | None = None) -> dict[str, float]:
-        """Play `envs` (None: all) as policy `version`; record the episodes, log and return one line of metrics."""
+        """Evaluate the served policy, record its episodes and log its metrics.
+
+        Args:
+            version: version of the served policy.
+            envs: sources to evaluate, or None for all.
+
+        Returns:
+            Metrics `eval/seconds` and `eval/SOURCE/...` (`summarize`).
+        """
         envs = self.envs if envs is None else envs
         started = time.perf_counter()
-        results = await asyncio.gather(*(self._play(env) for env in envs))
+        results = await asyncio.gather(*(self._run(env) for env in envs))
         metrics = {"eval/seconds": time.perf_counter() - started}
         records = []
         for env, tasks in zip(envs, results, strict=True):
@@ -63,15 +71,15 @@ class Evaluator:
             finished = [each for attempts in tasks for each in attempts]
             records += [episode_record(each, env=env.name, step=version, outcome="eval") for each in finished]
         path = self.run_folder.eval_episodes(version)
-        path.unlink(missing_ok=True)
+        path.unlink(missing_ok=True)  # remains of an interrupted evaluation
         await write_records(path, records)
         self.metrics.log(version, metrics)
         table = "\n".join(f"  {line}" for line in evaluation_lines(metrics))
         logger.info("evaluation of v%d, %.0f s:\n%s", version, metrics["eval/seconds"], table)
         return metrics
 
-    async def _play(self, env: EvalEnv) -> list[list[FinishedEpisode]]:
-        """The episodes of each task."""
+    async def _run(self, env: EvalEnv) -> list[list[FinishedEpisode]]:
+        """Run all attempts at all tasks of a source. Returns the episodes of each task."""
         attempts = range(env.source.rollouts_per_task)
         keys = [f"eval/{env.name}/{index}" for index in range(len(env.tasks))]
         return await asyncio.gather(
@@ -93,7 +101,7 @@ class Evaluator:
 
 
 class LiveEvaluator(Evaluator):
-    """Evaluations of a run: which versions are due, and for which sources."""
+    """Evaluator of a running job, with the schedule of versions and sources."""
 
     def __init__(
         self, envs: Sequence[EvalEnv], config: EvalConfig, run: RunFolder, *, max_steps: int
@@ -103,7 +111,7 @@ class LiveEvaluator(Evaluator):
         self.max_steps = max_steps
 
     def due(self, version: int) -> list[EvalEnv]:
-        """The sources that this version is to be evaluated on."""
+        """Return the sources that are due for evaluation at this version."""
         if version == 0:
             return self.envs if self.config.base_model else []
         if version == self.max_steps and self.config.final:
@@ -111,7 +119,10 @@ class LiveEvaluator(Evaluator):
         return [env for env in self.envs if env.source.interval and version % env.source.interval == 0]
 
     def missed(self, done: int) -> int | None:
-        """The version before `done` whose evaluation was cut off while training went on, if its weights are there."""
+        """Return the version whose evaluation was interrupted, or None.
+
+        This is the latest due version before `done`, if it is unrecorded and its weights still exist.
+        """
         due = [
             version
             for version in self.run_folder.published("weights")
@@ -120,6 +131,6 @@ class LiveEvaluator(Evaluator):
         return due[-1] if due and not self.recorded(due[-1]) else None
 
     async def visit(self, version: int) -> None:
-        """Evaluate `version` if it is due and no earlier process did."""
+        """Evaluate `version` if it is due and not recorded yet."""
         if (envs := self.due(version)) and not self.recorded(version):
             await self.evaluate(version, envs)

@@ -1,4 +1,4 @@
-"""Evaluation without a run: the same evaluator and gateway, over a server that is there."""
+"""Standalone evaluation of a served model, with the evaluator and gateway of a run."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -17,15 +17,21 @@ from braidrl.utils.run_folder import RunFolder
 async def open_evaluation(
     config: OrchestratorConfig, model: str, on_episode: Callable[[EvalEnv, FinishedEpisode], None]
 ) -> AsyncIterator[Evaluator]:
-    """The evaluator of `config.eval` on the servers at `config.client`, which call the model `model`.
+    """Open an evaluator of `config.eval` on the servers at `config.client`.
 
-    A server with the route for token ids gets what the run's renderer makes of messages; any other gets the messages.
-    Raises `ReplicaError` where the servers do not answer or have no such model, `ConfigError` for tasks or a renderer
-    that cannot be used.
+    Servers with the route for token ids receive tokens of the configured renderer. Other servers receive messages.
+
+    Args:
+        model: name of the model at the servers.
+        on_episode: called when an episode ends.
+
+    Raises:
+        ReplicaError: a server is not ready in time or does not serve `model`.
+        ConfigError: unusable tasks or renderer.
     """
     key = read_api_key(config.client.api_key_var, "client")
-    most = config.gateway.max_inflight_per_replica
-    replicas = Replicas(config.client.base_url, live=False, headers=bearer(key), max_inflight=most)
+    limit = config.gateway.max_inflight_per_replica
+    replicas = Replicas(config.client.base_url, live=False, headers=bearer(key), max_inflight=limit)
     async with AsyncExitStack() as stack:
         stack.push_async_callback(replicas.close)
         await replicas.connect(config.client.startup_timeout)
@@ -38,7 +44,7 @@ async def open_evaluation(
         await stack.enter_async_context(gateway)
         try:
             envs = [EvalEnv(source, config, gateway, model) for source in config.eval.source]
-        except ValueError as error:  # a taskset without tasks, or without an end
+        except ValueError as error:  # an empty or infinite taskset
             raise ConfigError("source", str(error)) from None
         for env in envs:
             await stack.enter_async_context(env.serving())

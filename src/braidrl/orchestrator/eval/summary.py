@@ -1,4 +1,4 @@
-"""What the episodes of an evaluation say: means with their uncertainty, pass@k."""
+"""Summary statistics of an evaluation: means, confidence interval and pass@k."""
 
 import math
 import statistics
@@ -11,23 +11,29 @@ from braidrl.orchestrator.envs.source import FinishedEpisode
 Z95 = 1.959963984540054
 """97.5% quantile of the normal distribution."""
 ROUNDING = 1e-9
-"""By how much a reward may miss the one that counts as success: weighted sums of floats rarely hit it exactly."""
+"""Tolerance when a reward is compared with `success_reward`: weighted sums of floats are rarely exact."""
 
 
 def summarize(tasks: Sequence[Sequence[FinishedEpisode]], settings: EvalSettings) -> dict[str, float]:
-    """Figures of one source, by name, from the attempts at each of its tasks.
+    """Compute the metrics of one source.
 
-    An attempt counts by the mean reward of its traces. One that failed (an error, a reward that is missing or no
-    number) counts in `errors` alone: it is no wrong answer. `reward/ci95` is half the width of the 95% confidence
-    interval of the mean: 1.96 standard errors of the means by task, because attempts at one task are not independent.
-    `pass@k` is the mean of `pass_at_k` over the tasks with k good attempts or more.
+    The reward of an attempt is the mean over its traces. Failed attempts (an error, a missing or non-finite reward)
+    count only in `errors`, not as wrong answers. `reward/ci95` is half the width of the 95% confidence interval of the
+    mean: 1.96 standard errors of the per-task means, since attempts at one task are not independent. `pass@k` is the
+    mean of `pass_at_k` over the tasks with at least k valid attempts.
+
+    Args:
+        tasks: attempts at each task.
+
+    Returns:
+        Value of each metric. Without a valid attempt, only `num` and `errors`.
     """
     rewards = [[reward for each in attempts if (reward := reward_of(each)) is not None] for attempts in tasks]
     rewards = [values for values in rewards if values]
     num = sum(map(len, tasks))
-    good = sum(map(len, rewards))
-    summary = {"num": float(num), "errors": float(num - good)}
-    if not good:
+    valid = sum(map(len, rewards))
+    summary = {"num": float(num), "errors": float(num - valid)}
+    if not valid:
         return summary
     means = [statistics.fmean(values) for values in rewards]
     every = [reward for values in rewards for reward in values]
@@ -47,23 +53,28 @@ def summarize(tasks: Sequence[Sequence[FinishedEpisode]], settings: EvalSettings
 
 
 def pass_at_k(num: int, successes: int, k: int) -> float:
-    """Chance that at least one of `k` attempts at a task succeeds, estimated without bias from `successes` among `num`.
+    """Return an unbiased estimate of the probability that at least one of `k` attempts at a task succeeds.
 
-    It is 1 - C(num - successes, k) / C(num, k), the share of all choices of k attempts that hold a success
-    (arXiv:2107.03374). `k` is between 1 and `num`.
+    1 - C(num - successes, k) / C(num, k), the share of all subsets of k attempts that contain a success
+    (arXiv:2107.03374).
+
+    Args:
+        num: number of attempts.
+        successes: number of successful attempts, in [0, num].
+        k: in [1, num]. Any other value raises `ValueError`.
     """
     if not 1 <= k <= num:
-        raise ValueError(f"pass@{k} cannot be estimated from {num} attempts; k from 1 to {num} can")
+        raise ValueError(f"pass@{k} cannot be estimated from {num} attempts; choose k from 1 to {num}")
     return 1.0 - math.comb(num - successes, k) / math.comb(num, k)
 
 
 def powers_of_two(limit: int) -> Iterator[int]:
-    """1, 2, 4, ... up to `limit`."""
+    """Yield 1, 2, 4, ... up to and including `limit`."""
     return (2**exponent for exponent in range(limit.bit_length()))
 
 
 def reward_of(finished: FinishedEpisode) -> float | None:
-    """Mean reward of an episode's traces; None where it failed."""
+    """Return the mean reward of an episode's traces, or None if the episode failed."""
     traces = finished.episode.traces
     unscored = any(reward is None for trace in traces for reward in trace.rewards.values())
     if finished.error is not None or unscored or not traces:
@@ -77,7 +88,7 @@ def _succeeds(reward: float, settings: EvalSettings) -> bool:
 
 
 def _means(finished: Sequence[FinishedEpisode]) -> dict[str, float]:
-    """What is the mean over traces, or over episodes, and needs no care."""
+    """Return plain means over traces (seconds: over episodes)."""
     values: dict[str, list[float]] = defaultdict(list)
     for each in finished:
         values["seconds/mean"].append(each.seconds)

@@ -1,4 +1,4 @@
-"""Scoring without a run: recorded episodes in, the same per-token signal on them out."""
+"""Rescoring of recorded episodes with an algorithm, without a run."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -21,18 +21,18 @@ from braidrl.transport.types import TrainingSample
 from braidrl.utils.run_folder import RunFolder
 
 STREAMS = ("advantages", "rl_weights", "ce_weights", "ref_kl_weights", "ref_logprobs")
-"""What an algorithm may write, as the trainer reads it."""
+"""Streams of a sample that an algorithm may write."""
 
 
 @dataclass
 class RecordedGroup:
-    """The recorded episodes of one task that are compared."""
+    """Recorded episodes of one group."""
 
     source: str
     """Name of the training source."""
     id: str
     step: int
-    """For which its first episode ended; 0 where the record does not say."""
+    """Step in which its first episode ended, or 0 if not recorded."""
     episodes: list[Episode]
 
     @property
@@ -40,7 +40,7 @@ class RecordedGroup:
         return [trace for episode in self.episodes for trace in episode.traces]
 
     def samples(self) -> list[TrainingSample]:
-        """Its trainable branches, of any length, with all their tokens."""
+        """Return one sample per trainable branch of the eligible traces, without a limit of length."""
         return [
             sample
             for episode in self.episodes
@@ -51,10 +51,10 @@ class RecordedGroup:
 
 @dataclass
 class Replay:
-    """Recorded groups as one algorithm scored them."""
+    """Recorded groups, scored by one algorithm."""
 
     role: str
-    """`algo` or `against`."""
+    """Role of the algorithm in a comparison: `algo` or `against`."""
     config: BaseAlgorithmConfig
     groups: list[RecordedGroup]
 
@@ -63,17 +63,17 @@ class Replay:
         return f"{self.role}: {self.config.type}"
 
     def token_advantages(self) -> Array:
-        """f64[N]: of every sampled token of every comparable trace, 0 where there is none."""
+        """Return the advantages of all sampled tokens of eligible traces, f64[N]. 0 for tokens without one."""
         found = [(advantages_of(trace), num_trainable_tokens(trace)) for trace in self._comparable()]
         return np.concatenate([np.zeros(0), *(np.zeros(n) if a is None else a for a, n in found)])
 
     def token_signal(self) -> Array:
-        """f64[N]: the same, times the token's weight in the rl component."""
+        """Return the advantages times the token weights in the rl component, f64[N]."""
         weights = [weights_of(trace, RL)[sampled_of(trace)] for trace in self._comparable()]
         return self.token_advantages() * np.concatenate([np.zeros(0), *weights])
 
     def summary(self) -> dict[str, str]:
-        """The row of a table."""
+        """Return the table row of this replay: text by column name."""
         kept = [[drop_zero_signal(sample) for sample in group.samples()] for group in self.groups]
         samples = [sample for group in kept for sample in group if sample is not None]
         ce = sum(np.count_nonzero(sample.ce_weights) for sample in samples if sample.ce_weights is not None)
@@ -92,7 +92,7 @@ class Replay:
 
 
 async def score_batch(algorithm: Algorithm, *groups: Sequence[Episode]) -> None:
-    """Let an algorithm score the episodes of groups that train in one step, as the pipeline does."""
+    """Score the groups of one step with the same calls as the pipeline."""
     batch: list[Episode] = []
     for episodes in groups:
         eligible = [episode for episode in episodes if eligible_traces([episode])]
@@ -105,27 +105,31 @@ async def score_batch(algorithm: Algorithm, *groups: Sequence[Episode]) -> None:
 
 
 def read_groups(path: Path) -> list[RecordedGroup]:
-    """Every recorded group, in the order of the record; signals of the run are taken off.
+    """Read the recorded groups in recorded order, without the training signals of the run.
 
     Args:
-        path: a run folder, or a JSONL file of `braidrl.orchestrator.pipeline.records`. Episodes without a group
-            form one each.
+        path: a run folder, or a JSONL file of `braidrl.orchestrator.pipeline.records`. Each episode without a group
+            becomes a group.
 
     Raises:
-        ValueError: nothing is recorded there, or a line that is no episode.
+        ValueError: no recorded episodes, or a line that is not an episode.
     """
     groups: dict[tuple[str, str], RecordedGroup] = {}
     for source, step, episode in _read(path):
         name = episode.group.id if episode.group else episode.id
         groups.setdefault((source, name), RecordedGroup(source, name, step, [])).episodes.append(episode)
     if not groups:
-        raise ValueError(f"{path} holds no recorded episodes; give a run folder, or a file of episodes/train")
+        raise ValueError(
+            f"{path} contains no recorded episodes; pass a run folder, or a file of episodes/train"
+        )
     return list(groups.values())
 
 
 async def replay(role: str, config: BaseAlgorithmConfig, groups: list[RecordedGroup]) -> Replay:
-    """Score copies of the groups, those of each source with an algorithm of its own. The groups that ended for one step
-    are the batch of an algorithm that waits for one."""
+    """Score copies of the groups, with one algorithm instance per source.
+
+    For algorithms with the barrier `batch`, the groups that ended in one step form a batch.
+    """
     copies = [replace(group, episodes=[copy_of(episode) for episode in group.episodes]) for group in groups]
     steps: dict[tuple[str, int], list[list[Episode]]] = {}
     for group in copies:
@@ -142,7 +146,7 @@ async def replay(role: str, config: BaseAlgorithmConfig, groups: list[RecordedGr
 
 
 def copy_of(episode: Episode) -> Episode:
-    """An episode with nodes of its own, which is all that an algorithm may write on; the rest is shared."""
+    """Copy the nodes of an episode, the only part that algorithms write to. The rest is shared with the original."""
     traces = [
         trace.model_copy(update={"nodes": [node.model_copy() for node in trace.nodes]})
         for trace in episode.traces
@@ -151,12 +155,12 @@ def copy_of(episode: Episode) -> Episode:
 
 
 def sampled_of(trace: Trace) -> NDArray[np.bool_]:
-    """bool[tokens of the graph], node after node."""
+    """Return the mask of sampled tokens of a message graph in node order, bool[T]."""
     return np.array([sampled for node in trace.nodes for sampled in node.mask], dtype=np.bool_)
 
 
 def weights_of(trace: Trace, component: str) -> Array:
-    """f64[tokens of the graph]: their weight in a component, where an algorithm left none 1 for rl and 0 otherwise."""
+    """Return the component weights of all tokens of a message graph, f64[T]. Absent weights are 1 in rl, else 0."""
     absent = 1.0 if component == RL else 0.0
     streams = [
         (node.loss_weights or {}).get(component) or [absent] * len(node.token_ids) for node in trace.nodes
@@ -165,7 +169,7 @@ def weights_of(trace: Trace, component: str) -> Array:
 
 
 def advantages_of(trace: Trace) -> Array | None:
-    """f64[sampled tokens], node after node; None where no node has any."""
+    """Return the advantages of the sampled tokens in node order, f64[N], or None if no node has any."""
     nodes = list(trainable_nodes(trace))
     if all(node.advantages is None for node in nodes):
         return None
@@ -173,8 +177,11 @@ def advantages_of(trace: Trace) -> Array | None:
 
 
 def signal_records(replays: list[Replay]) -> Iterator[dict[str, Any]]:
-    """One record a trainable branch of a comparable trace: its tokens, and under the role of each algorithm the
-    streams that it wrote. Each stream has one value a token of `token_ids`; a shared message counts once."""
+    """Yield one record per trainable branch of an eligible trace, as JSON-serialisable data.
+
+    A record has the tokens and, under the role of each replay, the streams that its algorithm wrote, with one value per
+    token of `token_ids`. A message shared by branches has a signal only in the first one.
+    """
     for groups in zip(*(each.groups for each in replays), strict=True):
         for samples in zip(*(group.samples() for group in groups), strict=True):
             first = samples[0]
@@ -198,25 +205,25 @@ def signal_records(replays: list[Replay]) -> Iterator[dict[str, Any]]:
 
 
 def _read(path: Path) -> Iterator[tuple[str, int, Episode]]:
-    """(source, step, episode) of each line."""
+    """Yield (source, step, episode) of each line."""
     files = sorted((RunFolder(path).train_episodes(0).parent).glob("*.jsonl")) if path.is_dir() else [path]
     for file in files:
         with file.open("rb") as lines:
             for number, line in enumerate(lines, start=1):
                 try:
                     record = msgspec.json.decode(line)
-                    known = record.pop("braid", {})
-                    source = known.get("env") or record["env"].get("name") or ""
-                    yield source, known.get("step", 0), episode_of(record)
+                    metadata = record.pop("braid", {})
+                    source = metadata.get("env") or record["env"].get("name") or ""
+                    yield source, metadata.get("step", 0), episode_of(record)
                 except (msgspec.DecodeError, ValueError, KeyError, AttributeError, TypeError) as error:
                     raise ValueError(
-                        f"{file}:{number} is no recorded episode ({str(error).splitlines()[0]}); records lie in "
-                        "episodes/train of a run folder"
+                        f"{file}:{number} is not a recorded episode ({str(error).splitlines()[0]}); pass a run folder, "
+                        "or a file of its episodes/train"
                     ) from error
 
 
 def episode_of(record: dict[str, Any]) -> Episode:
-    """A recorded episode without its signal. A score that JSON could not write comes back as NaN."""
+    """Convert a record to an episode without training signals. A score of null, recorded for NaN, becomes NaN."""
     for trace in record["traces"]:
         for reward in trace.get("rewards", {}).values():
             if reward is not None and reward["score"] is None:

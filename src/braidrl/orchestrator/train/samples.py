@@ -1,4 +1,4 @@
-"""From a trace's message graph to training samples: one per trainable branch (`docs/trajectories.md`)."""
+"""Flattening of a trace's message graph to training samples, one per trainable branch (`docs/trajectories.md`)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -15,17 +15,17 @@ from braidrl.orchestrator.train.topk import Heads, branch_head
 from braidrl.transport.types import TrainingSample
 
 RL, CE, REF_KL = "rl", "ce", "ref_kl"
-"""Names of the weight streams in `node.loss_weights`, one a loss component."""
+"""Keys of the weight streams in `node.loss_weights`, one per loss component."""
 
 
 @dataclass
 class Flattened:
-    """What became of one trace."""
+    """Result of flattening one trace."""
 
     samples: list[TrainingSample] = field(default_factory=list)
     refused: Counter[str] = field(default_factory=Counter)
-    """Reason -> count. A stream that does not fit its tokens refuses the whole trace (`misaligned_...`,
-    `missing_...`, `nonfinite_...`); `too_long` refuses a branch."""
+    """Number of refused traces or branches by reason. A stream that does not match the tokens (`misaligned_...`,
+    `missing_...`, `nonfinite_...`) refuses the whole trace, `too_long` a branch."""
 
 
 def flatten_trace(
@@ -39,24 +39,22 @@ def flatten_trace(
     versions: Sequence[int] = (),
     heads: Heads | None = None,
 ) -> Flattened:
-    """Cut an annotated trace into training samples.
+    """Flatten an annotated trace to training samples.
 
-    A message node that several branches share is context in all of them but trains in the first one only, so
-    that a sampled token counts once however often it is context. A compaction that was refused does not train; what
-    led to it does.
+    A message shared by several branches is context in all of them, but trains only in the first, so that each sampled
+    token counts once. A refused compaction does not train, but the turns before it do.
 
     Args:
         trace: annotated by its algorithm (`node.advantages`, `node.reference_logprobs`, `node.loss_weights`).
-        seq_len: longest sample, in tokens; a longer branch is refused.
-        temperature: at which the sampled tokens were sampled.
-        env, group_id, episode_id: recorded in the samples.
-        versions: policy version of every sampled token, node after node. If their number does not fit the
-            graph, every sample spans all of them, which can only overstate its age; none: a frozen source,
-            version 0.
-        heads: captured from the trace's model calls, by `call_key`; None: the loss needs none.
+        seq_len: maximum length of a sample, in tokens. Longer branches are refused.
+        temperature: sampling temperature.
+        env, group_id, episode_id: values of these fields of the samples.
+        versions: policy version of every sampled token, in node order. If their number does not match the graph, every
+            sample spans all versions, which can only overestimate its staleness. Empty for a frozen source: version 0.
+        heads: captured heads of the trace's model calls by `call_key`, or None if the loss needs no heads.
 
     Raises:
-        MissingHeadError: heads are captured, but a token of the rl loss has none.
+        MissingHeadError: a token of the rl loss has no captured head, and `heads` is not None.
     """
     result = _cut(trace, seq_len, versions, heads)
     for sample in result.samples:
@@ -67,33 +65,33 @@ def flatten_trace(
 
 
 def token_versions(trace: Trace, calls: Iterable[Sequence[tuple[int, int]]]) -> list[int]:
-    """Policy version of every sampled token of a trace, node after node; in call order where the calls do not fit.
+    """Return the policy version of every sampled token of a trace, in node order.
 
-    Agents that work at once are answered in another order than they asked, and an answer may have been given up: a
-    message belongs to the first call left that sampled as many tokens.
+    Messages are matched to calls by length: each sampled message takes the first unused call with the same number of
+    tokens. Messages may be in a different order from calls if agents work concurrently, and the response of a call may
+    have been discarded. If a message matches no call, returns the versions of all calls in call order.
 
     Args:
-        calls: `(version, tokens sampled by it)` spans of each answered call, in call order.
+        calls: `(version, number of tokens)` spans of each completed call, in call order.
     """
-    left = [[version for version, count in spans for _ in range(count)] for spans in calls]
-    everything = list(chain.from_iterable(left))
+    unused = [[version for version, count in spans for _ in range(count)] for spans in calls]
+    in_call_order = list(chain.from_iterable(unused))
     versions: list[int] = []
     for node in trace.nodes:
         if not (count := sum(node.mask)):
             continue
-        call = next((number for number, call in enumerate(left) if len(call) == count), None)
+        call = next((number for number, call in enumerate(unused) if len(call) == count), None)
         if call is None:
-            return everything
-        versions += left.pop(call)
+            return in_call_order
+        versions += unused.pop(call)
     return versions
 
 
 def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
-    """Take sampled tokens without an advantage out of the rl component; None if then nothing is left to
-    train.
+    """Remove sampled tokens with advantage 0 from the rl component. Returns None if no token is left to train.
 
-    A sample that keeps ce or ref_kl weight is kept. The rl stream is sent only where it says more than
-    `mask`, heads only where a token is left in rl.
+    Samples with ce or ref_kl weights are kept. `rl_weights` becomes None if it equals `mask`, and the heads become None
+    if no token is left in rl, so that they are not sent.
     """
     rl = sample.mask.astype(np.float32) if sample.rl_weights is None else sample.rl_weights
     signal = np.zeros_like(sample.mask) if sample.advantages is None else sample.advantages != 0
@@ -107,9 +105,9 @@ def drop_zero_signal(sample: TrainingSample) -> TrainingSample | None:
 
 
 def _cut(trace: Trace, seq_len: int, versions: Sequence[int], heads: Heads | None) -> Flattened:
-    """Samples of a trace with their streams, heads and policy versions; see `flatten_trace`."""
+    """Return the samples of a trace with their streams, heads and policy versions (see `flatten_trace`)."""
     result = Flattened()
-    if reason := _misfit(trace):
+    if reason := _misaligned(trace):
         result.refused[reason] += 1
         return result
     spans = _version_spans(trace, versions)
@@ -132,7 +130,7 @@ def _cut(trace: Trace, seq_len: int, versions: Sequence[int], heads: Heads | Non
 
 
 def _trainable(trace: Trace) -> list[Branch]:
-    """The trainable branches, then what led to a compaction that was refused (verifiers marks its whole branch)."""
+    """Return the trainable branches, then the turns before a refused compaction (verifiers marks the whole branch)."""
     branches = trace.branches
     cut = [
         branch.model_copy(update={"nodes": branch.nodes[:end]})
@@ -143,7 +141,7 @@ def _trainable(trace: Trace) -> list[Branch]:
 
 
 def _turns_before_compaction(branch: Branch) -> int:
-    """How many nodes of a branch end with its last turn that attempts no compaction."""
+    """Return the number of nodes up to the last turn of a branch that does not attempt a compaction."""
     turns = (
         end
         for end, node in enumerate(branch.nodes, start=1)
@@ -153,14 +151,14 @@ def _turns_before_compaction(branch: Branch) -> int:
 
 
 def _attach_head(sample: TrainingSample, branch: Branch, heads: Heads, trace_id: str) -> None:
-    """Give a sample the heads of its sampled tokens, if any is a member of rl."""
+    """Set the heads of a sample's sampled tokens, if any of them is a member of rl."""
     rl = sample.mask if sample.rl_weights is None else sample.rl_weights
     if (head := branch_head(branch, sample.mask, rl, heads, trace_id)) is not None:
         sample.head_ids, sample.head_logprobs = head
 
 
 def _flatten_branch(branch: Branch, trained: set[int]) -> TrainingSample | None:
-    """The branch's streams, blank on the nodes in `trained`; None if nothing is left to train."""
+    """Flatten a branch, with streams of 0 on nodes in `trained`. Returns None if no token is left to train."""
     nodes = branch.nodes
     fresh = np.repeat([id(node) not in trained for node in nodes], [len(node.token_ids) for node in nodes])
     sampled = np.array(branch.sampled_mask, dtype=bool)
@@ -169,7 +167,7 @@ def _flatten_branch(branch: Branch, trained: set[int]) -> TrainingSample | None:
     if not (mask.any() or _any(ce)):
         return None
 
-    def spread(values: Callable[[MessageNode], list[float] | None]) -> np.ndarray:
+    def stream_of(values: Callable[[MessageNode], list[float] | None]) -> np.ndarray:
         stream = np.zeros(len(sampled), dtype=np.float32)
         stream[sampled] = [value for node in nodes for value in values(node) or [0.0] * sum(node.mask)]
         return np.where(mask, stream, np.float32(0))
@@ -179,18 +177,21 @@ def _flatten_branch(branch: Branch, trained: set[int]) -> TrainingSample | None:
     return TrainingSample(
         token_ids=np.array(branch.token_ids, dtype=np.int32),
         mask=mask,
-        sampling_logprobs=spread(lambda node: node.logprobs),
-        advantages=spread(lambda node: node.advantages) if assigned else None,
+        sampling_logprobs=stream_of(lambda node: node.logprobs),
+        advantages=stream_of(lambda node: node.advantages) if assigned else None,
         rl_weights=_weights(branch, RL, fresh, keep_zeros=True),
         ce_weights=ce,
         ref_kl_weights=ref_kl,
-        ref_logprobs=spread(lambda node: node.reference_logprobs) if scored else None,
+        ref_logprobs=stream_of(lambda node: node.reference_logprobs) if scored else None,
         branch=branch.index,
     )
 
 
 def _weights(branch: Branch, name: str, fresh: np.ndarray, keep_zeros: bool = False) -> np.ndarray | None:
-    """A weight stream as f32[T]; None where absent, or all zero in a component whose absence means zero."""
+    """Return a weight stream, f32[T], or None if it is absent, or all zeros unless `keep_zeros`.
+
+    An absent stream means weight 1 in rl and 0 in other components, so only the zeros of rl must be kept.
+    """
     weights = branch.loss_weights(name)
     if weights is None:
         return None
@@ -202,14 +203,18 @@ def _any(weights: np.ndarray | None) -> bool:
     return weights is not None and bool(weights.any())
 
 
-def _misfit(trace: Trace) -> str | None:
-    """The first stream of a node that does not fit its tokens. verifiers pads such streams in silence."""
+def _misaligned(trace: Trace) -> str | None:
+    """Return the reason why a stream of a trace does not match its tokens, or None.
+
+    Checked here because verifiers silently pads such streams.
+    """
     for node in trace.nodes:
         sampled, weights = sum(node.mask), node.loss_weights or {}
         if len(node.mask) != len(node.token_ids):
             return "misaligned_mask"
         if any(len(stream) != len(node.token_ids) for stream in weights.values()):
             return "misaligned_loss_weights"
+        # Outside rl and ref_kl no ratio is computed, so the sampler's log-probs may be missing.
         ratio_free = RL in weights and not any(weights[RL]) and not any(weights.get(REF_KL, ()))
         if len(node.logprobs) != sampled and not (ratio_free and not node.logprobs):
             return "misaligned_logprobs"
@@ -227,7 +232,7 @@ def _misfit(trace: Trace) -> str | None:
 
 
 def _version_spans(trace: Trace, versions: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """(oldest, newest) policy version of each node with sampled tokens, by `id(node)`."""
+    """Return the (oldest, newest) policy version of each node with sampled tokens, by `id(node)`."""
     nodes = [node for node in trace.nodes if any(node.mask)]
     if not versions:
         return {}

@@ -1,7 +1,7 @@
-"""Heads: the sampler's most likely tokens at each sampled one, for losses that centre their scores.
+"""Heads: the sampler's most likely tokens at each sampled token, for score centering (`docs/losses.md`).
 
-They are recovered from an engine's candidates when a model call is answered, and joined with the messages of the trace
-when it is flattened. N is a number of sampled tokens, W of candidates, K the size of a head.
+Heads are recovered from an engine's candidates when a model call completes, and assigned to the messages of a trace
+when it is flattened. N is the number of sampled tokens, W the number of candidates, K the size of a head.
 """
 
 import hashlib
@@ -17,36 +17,36 @@ from braidrl.configs.inference import HEAD_MARGIN
 
 
 class TopK(NamedTuple):
-    """Of N sampled tokens, best first."""
+    """Heads of N sampled tokens, most likely token first."""
 
     token_ids: NDArray[np.int32]
-    """i32[N, K]; -1 pads."""
+    """Token ids, i32[N, K], padded with -1."""
     logprobs: NDArray[np.float32]
-    """f32[N, K] in the distribution, over the whole vocabulary, that was sampled from; -inf pads."""
+    """Log-probs in the sampling distribution over the whole vocabulary, f32[N, K], padded with -inf."""
 
 
 Heads = Mapping[bytes, TopK]
-"""The heads of one trace's model calls, by `call_key`."""
+"""Heads of a trace's model calls, by `call_key`."""
 
 
 class MissingHeadError(ValueError):
-    """A token of the rl loss whose head was not captured."""
+    """No head was captured for a token of the rl loss."""
 
 
 def num_candidates(size: int) -> int:
-    """What to ask an engine for, so that heads of `size` can be recovered."""
+    """Return the number of candidates to request from an engine to recover heads of `size` tokens."""
     return size + HEAD_MARGIN
 
 
 def recover_head(token_ids_NW: np.ndarray, logprobs_NW: np.ndarray, size: int) -> TopK:
-    """The best `size` distinct candidates that are strictly above the next one (SPEC section 2, "Head recovery").
+    """Return the `size` most likely distinct candidates that are strictly more likely than candidate `size` + 1.
 
-    A tie at the boundary leaves the tied tokens out, so that the head does not depend on how an engine breaks ties; so
-    it may be shorter than `size`, and empty. Where there are `size` candidates or fewer, all of them are the head.
+    Candidates tied with candidate `size` + 1 are excluded, so that a head does not depend on how an engine breaks ties.
+    A head may thus be shorter than `size`, or empty. With at most `size` candidates, all of them form the head.
 
     Args:
-        token_ids_NW: int[N, W], in any order; -1 pads.
-        logprobs_NW: float[N, W]; -inf at pads.
+        token_ids_NW: int[N, W], in any order, padded with -1.
+        logprobs_NW: float[N, W], padded with -inf.
     """
     ids, logprobs = _ranked(token_ids_NW, logprobs_NW)
     head_ids = np.full((len(ids), size), -1, np.int32)
@@ -60,33 +60,40 @@ def recover_head(token_ids_NW: np.ndarray, logprobs_NW: np.ndarray, size: int) -
 
 
 def call_key(token_ids: Sequence[int], logprobs: Sequence[float]) -> bytes:
-    """Names a model call by all that it was about: `token_ids` is its prompt and what it sampled, `logprobs` those of
-    what it sampled. Calls that agree in both sampled from one distribution, so their heads are the same."""
-    return _name(_digest(token_ids), logprobs)
+    """Return the key of a model call. Calls with equal keys have equal heads.
+
+    Args:
+        token_ids: prompt and sampled tokens of the call.
+        logprobs: log-probs of the sampled tokens. They distinguish calls with equal tokens but other policy versions.
+    """
+    return _key_of(_digest(token_ids), logprobs)
 
 
 def node_keys(nodes: Iterable[MessageNode]) -> Iterator[bytes]:
-    """`call_key` of the call that sampled each message of a path from the root: the tokens of the path up to its end
-    are exactly those that the model saw and sampled. (A message that no call sampled has a key without a head.)"""
+    """Yield the `call_key` of each message of a path from the root.
+
+    Prompt and sampled tokens of the call of a message are exactly the tokens of the path up to its end. The key of a
+    message that was not sampled has no head.
+    """
     digest = _digest(())
     for node in nodes:
         digest.update(_bytes(node.token_ids))
-        yield _name(digest.copy(), node.logprobs)
+        yield _key_of(digest.copy(), node.logprobs)
 
 
 def branch_head(branch: Branch, mask: np.ndarray, rl: np.ndarray, heads: Heads, trace_id: str) -> TopK | None:
-    """The heads of the tokens at `mask`, in order; None where no token is a member of rl.
+    """Return the heads of the tokens in `mask`, in order, or None if no token is a member of rl.
 
     Args:
-        mask: bool[T], whole messages of sampled tokens.
-        rl: float[T], the weights of the rl component.
+        mask: bool[T], sampled tokens of the sample, in whole messages.
+        rl: float[T], weights of the rl component.
 
     Raises:
-        MissingHeadError: a member of rl, at `mask` with a weight, has no head.
+        MissingHeadError: a member of rl has no head.
     """
     if not (mask & (rl != 0)).any():
         return None
-    found: list[TopK | int] = []
+    parts: list[TopK | int] = []
     start = 0
     for node, key in zip(branch.nodes, node_keys(branch.nodes), strict=True):
         end = start + len(node.token_ids)
@@ -96,15 +103,15 @@ def branch_head(branch: Branch, mask: np.ndarray, rl: np.ndarray, heads: Heads, 
             members = positions[rl[positions] != 0]
             if head is None and len(members):
                 raise _missing(trace_id, branch.index, int(members[0]), len(heads))
-            found.append(len(positions) if head is None else head)
+            parts.append(len(positions) if head is None else head)
         start = end
-    return _joined(found)
+    return _joined(parts)
 
 
-def _joined(found: Sequence[TopK | int]) -> TopK:
-    """Heads end to end; a number stands for so many tokens outside the loss, whose heads are empty."""
-    size = next(part.token_ids.shape[1] for part in found if isinstance(part, TopK))
-    filled = [part if isinstance(part, TopK) else _empty(part, size) for part in found]
+def _joined(parts: Sequence[TopK | int]) -> TopK:
+    """Concatenate heads. An integer n represents n tokens outside the loss, with empty heads."""
+    size = next(part.token_ids.shape[1] for part in parts if isinstance(part, TopK))
+    filled = [part if isinstance(part, TopK) else _empty(part, size) for part in parts]
     if len(filled) == 1:
         return filled[0]
     return TopK(
@@ -114,29 +121,31 @@ def _joined(found: Sequence[TopK | int]) -> TopK:
 
 
 def _empty(count: int, size: int) -> TopK:
-    nothing = np.full((count, size), -np.inf, np.float32)
-    return TopK(np.full((count, size), -1, np.int32), nothing)
+    return TopK(np.full((count, size), -1, np.int32), np.full((count, size), -np.inf, np.float32))
 
 
 def _missing(trace_id: str, branch: int, token: int, captured: int) -> MissingHeadError:
     return MissingHeadError(
-        f"trace {trace_id}, branch {branch}, token {token}: this sampled token is a member of the rl loss, but it is "
-        f"of none of the {captured} model calls whose heads were captured for the trace; score centering needs every "
-        "head. The environment must call the gateway's /inference/v1/generate under the trace's own session, and leave "
-        "token ids and log-probs of the answer as they are"
+        f"trace {trace_id}, branch {branch}, token {token}: this sampled token is a member of the rl loss, but belongs "
+        f"to none of the {captured} model calls whose heads were captured. Score centering requires the head of every "
+        "token: the environment must call the gateway's /inference/v1/generate with the trace's own session, and must "
+        "not change the token ids and log-probs of the response"
     )
 
 
 def _ranked(token_ids_NW: np.ndarray, logprobs_NW: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The distinct candidates, best first, in the input's own precision. Engines mostly send them so already."""
+    """Return the distinct candidates, most likely first, in the input's precision.
+
+    Each sort is skipped if it would change nothing, as for most engines.
+    """
     ids, logprobs = token_ids_NW, logprobs_NW
     by_id = np.sort(ids, axis=1)
     if ((by_id[:, 1:] == by_id[:, :-1]) & (by_id[:, 1:] >= 0)).any():
         order = np.lexsort((-logprobs, ids))
         ids, logprobs = (np.take_along_axis(array, order, 1) for array in (ids, logprobs))
-        again = np.zeros(ids.shape, bool)
-        again[:, 1:] = ids[:, 1:] == ids[:, :-1]
-        ids, logprobs = np.where(again, -1, ids), np.where(again, -np.inf, logprobs)
+        repeated = np.zeros(ids.shape, bool)
+        repeated[:, 1:] = ids[:, 1:] == ids[:, :-1]
+        ids, logprobs = np.where(repeated, -1, ids), np.where(repeated, -np.inf, logprobs)
     if (logprobs[:, 1:] > logprobs[:, :-1]).any():
         order = np.argsort(-logprobs, axis=1, kind="stable")
         ids, logprobs = (np.take_along_axis(array, order, 1) for array in (ids, logprobs))
@@ -151,6 +160,6 @@ def _bytes(token_ids: Sequence[int]) -> bytes:
     return np.asarray(token_ids, "<i4").tobytes()
 
 
-def _name(digest: "hashlib.blake2b", logprobs: Sequence[float]) -> bytes:
+def _key_of(digest: "hashlib.blake2b", logprobs: Sequence[float]) -> bytes:
     digest.update(np.asarray(logprobs, "<f8").tobytes())
     return digest.digest()

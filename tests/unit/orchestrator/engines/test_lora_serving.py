@@ -1,4 +1,4 @@
-"""Adapters where they are served: merged by the embedded engine, by name in vLLM; and what leaves a run."""
+"""Served adapters: merged by the embedded engine, by name in vLLM, and exported from a run."""
 
 import asyncio
 import shutil
@@ -41,7 +41,7 @@ IDS = torch.arange(60, 80)[None]
 def trained_run(
     model: Path, folder: Path, dtype: str = "float32", **options: Any
 ) -> tuple[RunFolder, Learner]:
-    """Three steps; every version is published, v0 included, and the last is saved."""
+    """Train for three steps. Every version is published, including v0, and the last is saved."""
     run, learner = RunFolder(folder), load(model, folder, dtype, **options)
     learner.publish(run, 0)
     for step in (1, 2, 3):
@@ -59,7 +59,7 @@ def trained(tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> R
 
 
 def sampled(request: Completion) -> TrainingSample:
-    """What the trainer would be told of a request: its loss is on what was sampled."""
+    """Return the training sample of a request, with a loss on its sampled tokens."""
     (sample,) = make_batch(1, "rl", size=1)
     mask = torch.arange(len(request.tokens)) >= len(request.prompt)
     sample.token_ids = torch.tensor(request.tokens, dtype=torch.int32).numpy()
@@ -93,7 +93,7 @@ def served(engine: TorchEngine) -> dict[str, Tensor]:
 def test_a_version_is_the_base_plus_its_adapter_whatever_came_before(
     tiny_model_dir: Path, trained: RunFolder
 ) -> None:
-    """Bit for bit: nothing is added up, and v0 is the base again."""
+    """Weights are bitwise equal: no update accumulates, and v0 is the base model again."""
     with running(tiny_model_dir, dtype="bfloat16") as engine:
         base = served(engine)
         found = {}
@@ -125,7 +125,7 @@ def test_a_whole_model_and_fewer_targets_take_the_place_of_an_adapter(
             torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=0, atol=1e-6)
 
 
-def test_sequences_in_flight_go_on_under_the_new_adapter(tiny_model_dir: Path, trained: RunFolder) -> None:
+def test_running_sequences_continue_with_the_new_adapter(tiny_model_dir: Path, trained: RunFolder) -> None:
     with running(tiny_model_dir) as engine:
         request = submit(engine, PROMPT[:20], max_tokens=300, seed=1)
         wait_until(lambda: engine.stats.generated_tokens >= 5, "the first tokens")
@@ -177,10 +177,10 @@ def logits(model: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("source", ["run", "checkpoint"])
-def test_it_leaves_the_run_merged_and_alone(
+def test_export_merges_or_keeps_the_adapter(
     tiny_model_dir: Path, trained: RunFolder, tmp_path: Path, source: str
 ) -> None:
-    """Merged for plain transformers, alone for peft; a checkpoint that was moved away holds all that it takes."""
+    """Exports merge for transformers or keep the adapter for peft, and need only the checkpoint folder."""
     path = trained.root if source == "run" else shutil.copytree(trained.checkpoint(3), tmp_path / "moved")
     assert main(["export", str(path), str(tmp_path / "merged")]) == 0
     assert main(["export", str(path), str(tmp_path / "alone"), "--adapter"]) == 0
@@ -198,7 +198,7 @@ def test_it_leaves_the_run_merged_and_alone(
     assert AutoTokenizer.from_pretrained(tmp_path / "merged").encode("hi") == [104 - 33, 105 - 33]
 
 
-def test_what_cannot_be_exported_so_is_said(
+def test_an_unsupported_export_is_an_error(
     tiny_model_dir: Path, trained: RunFolder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(tmp_path / "out")
@@ -236,8 +236,8 @@ def test_an_adapter_is_served_under_the_name_of_the_policy() -> None:
     assert "--enable-lora" not in arguments(rl_config().inference)
 
 
-async def test_vllm_is_given_an_adapter_in_place_of_the_last(trained: RunFolder) -> None:
-    """The first by the route for adapters; from then on requests under way have to go on with the new one."""
+async def test_vllm_replaces_the_previous_adapter(trained: RunFolder) -> None:
+    """The first adapter uses the route for adapters, later ones must also apply to running requests."""
     stub = StubVLLM(model=f"models/m{BASE_SUFFIX}")
     async with pool_of(stub) as pool:
         for version in (0, 1):
@@ -251,7 +251,7 @@ async def test_vllm_is_given_an_adapter_in_place_of_the_last(trained: RunFolder)
     assert [path for path, _ in stub.calls].count("/reset_prefix_cache?reset_running_requests=true") == 2
 
 
-async def test_a_vllm_that_serves_no_adapter_is_told_how_to(trained: RunFolder) -> None:
+async def test_a_vllm_without_adapters_is_refused_with_the_options_to_set(trained: RunFolder) -> None:
     async with pool_of(StubVLLM(model="models/m")) as pool:
         with pytest.raises(ReplicaError, match=r"or with --enable-lora, --served-model-name models/m@base"):
             await pool.update(pool.all[0], trained.weights(1), 1, DEADLINE)
@@ -260,7 +260,7 @@ async def test_a_vllm_that_serves_no_adapter_is_told_how_to(trained: RunFolder) 
 async def test_the_first_version_of_an_adapter_is_given_to_every_replica(
     trained: RunFolder, tmp_path: Path
 ) -> None:
-    """A replica that restarts before there is another gets it again."""
+    """A replica that restarts before the second version receives the first one again."""
     start = shutil.copytree(trained.weights(0), RunFolder(tmp_path).weights(0))
     async with StubEngine() as engine, open_watcher(tmp_path, engine, publishes_start=True) as watcher:
         assert engine.updates == [{"path": str(start), "version": 0}]

@@ -1,4 +1,4 @@
-"""An inference server that is started anew elsewhere: the orchestrator reads where from the address file."""
+"""An inference server that restarts at another address, which the orchestrator reads from the address file."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ def move(folder: Path, *engines: StubEngine) -> None:
     publish_bytes(folder / "addresses", "\n".join(engine.url for engine in engines).encode())
 
 
-async def test_a_replica_that_is_down_is_found_where_it_is_now(tmp_path: Path) -> None:
+async def test_a_replica_that_is_down_is_found_at_its_new_address(tmp_path: Path) -> None:
     async with StubEngine() as stays, StubEngine() as there:
         async with StubEngine() as here:
             replicas = await connected(tmp_path, stays, here)

@@ -18,7 +18,7 @@ from tests.support.stub_engine import StubEngine
 async def open_watcher(
     path: Path, *engines: StubEngine, start: int = 0, **options: Any
 ) -> AsyncIterator[PolicyWatcher]:
-    """A watcher at work."""
+    """Run a policy watcher."""
     async with AsyncExitStack() as stack:
         replicas = Replicas([engine.url for engine in engines], live=True)
         await replicas.connect(10.0, start)
@@ -59,7 +59,7 @@ async def test_a_slow_loader_sees_one_update_at_a_time_and_then_the_newest(tmp_p
     assert engine.overlapping == 1
 
 
-async def test_a_version_that_must_be_seen_is_not_overtaken(tmp_path: Path) -> None:
+async def test_a_version_in_must_stop_is_not_skipped(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
 
     async def look(version: int) -> None:
@@ -74,7 +74,7 @@ async def test_a_version_that_must_be_seen_is_not_overtaken(tmp_path: Path) -> N
         async with open_watcher(tmp_path, engine, **options) as watcher:
             await watcher.wait_for(12, 5.0)
             await watcher.wait_visited(12)
-    # what came meanwhile waited; nothing went backwards to 3
+    # later versions waited, and v3 was not applied afterwards
     assert seen == [(0, 0), (2, 2), (12, 12)]
 
 
@@ -100,7 +100,7 @@ async def test_a_wrong_acknowledgement_ends_the_run(tmp_path: Path) -> None:
         await replicas.connect(5.0)
         watcher = PolicyWatcher(RunFolder(tmp_path), replicas, update_timeout=5.0, restart_timeout=5.0)
         publish(tmp_path, 1)
-        with pytest.raises(ReplicaError, match="acknowledged 7 where v1 was sent"):
+        with pytest.raises(ReplicaError, match="acknowledged 7, but v1 was sent"):
             await watcher.start(1)
         assert replicas.all[0].state == "updating"
         await replicas.close()
@@ -108,7 +108,7 @@ async def test_a_wrong_acknowledgement_ends_the_run(tmp_path: Path) -> None:
 
 async def test_waiting_has_a_deadline_that_names_its_object(tmp_path: Path) -> None:
     async with StubEngine() as engine, open_watcher(tmp_path, engine) as watcher:
-        with pytest.raises(TimeoutError, match=r"waited 0\.1 s for policy v1; the replicas serve v0"):
+        with pytest.raises(TimeoutError, match=r"waited 0\.1 s for policy v1, but the replicas serve v0"):
             await watcher.wait_for(1, 0.1)
 
 

@@ -31,7 +31,7 @@ FIRST = [UPDATE[0], "/init_weight_transfer_engine", *UPDATE[1:]]
 
 
 class Wire:
-    """A group of two whose broadcasts meet: neither side goes on without the other."""
+    """Process group of two, with blocking broadcasts."""
 
     def __init__(self, place: Rendezvous) -> None:
         self.place = place
@@ -46,15 +46,15 @@ class Wire:
 
 @dataclass
 class Worker(StubVLLM):
-    """A server whose worker joins a wire and loads what comes over it."""
+    """Server whose worker joins a wire and loads the tensors that it receives."""
 
     wires: list[Wire] = field(default_factory=list)
-    """All that were ever laid."""
+    """All wires created so far."""
     wire: Wire | None = None
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def open_group(self, place: Rendezvous) -> Wire:
-        """The trainer's end: waits for the worker."""
+        """Trainer side of the group, which waits for the worker."""
         wire = Wire(place)
         self.wires.append(wire)
         assert wire.met.wait(DEADLINE)
@@ -100,7 +100,7 @@ def tensors(version: int) -> dict[str, torch.Tensor]:
 
 
 def offered(folder: Path, sender: WeightSender, version: int) -> Path:
-    """The folder of a version that the sender offers."""
+    """Return the folder of a version that the sender offers."""
     path = folder / f"step_{version}"
     path.mkdir()
     write_offer(path, sender.offer(version, tensors(version)))
@@ -112,7 +112,7 @@ def urls(worker: Worker) -> list[str]:
 
 
 @asynccontextmanager
-async def house() -> AsyncIterator[tuple[Worker, WeightSender, Replicas]]:
+async def connected() -> AsyncIterator[tuple[Worker, WeightSender, Replicas]]:
     worker = Worker()
     with sending(worker) as sender:
         async with pool_of(worker) as pool:
@@ -132,7 +132,7 @@ def test_an_offer_names_every_tensor_of_the_state(tmp_path: Path) -> None:
 def test_a_trainer_offers_what_it_would_have_written(
     tmp_path: Path, tiny_model_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Names, types, shapes and values of a folder of weights, tied ones once; a folder where a checkpoint goes on."""
+    """An offer has the tensors of a weights folder, tied ones once. A version with a checkpoint is a folder."""
     with sending(Worker()) as sender:
         monkeypatch.setattr("braidrl.trainer.state.publish.open_sender", lambda host, device: sender)
         config = trainer_config(tiny_model_dir, tmp_path, "bfloat16", weights={"transfer": "nccl"})
@@ -149,7 +149,7 @@ def test_a_trainer_offers_what_it_would_have_written(
     assert read_offer(run.weights(2)) is None
 
 
-def test_a_trainer_without_a_gpu_says_so(tmp_path: Path, tiny_model_dir: Path) -> None:
+def test_nccl_without_a_gpu_is_an_error(tmp_path: Path, tiny_model_dir: Path) -> None:
     config = trainer_config(tiny_model_dir, tmp_path, weights={"transfer": "nccl"})
     with pytest.raises(ValueError, match='sends from a GPU, and the trainer is on cpu; use "filesystem"'):
         Learner.load(config, Parallel(0, 1, torch.device("cpu")))
@@ -158,12 +158,12 @@ def test_a_trainer_without_a_gpu_says_so(tmp_path: Path, tiny_model_dir: Path) -
 @pytest.mark.parametrize(
     ("blocks", "message"),
     [
-        ({"inference": {"engine": "torch"}}, "needs vLLM, and inference.engine is 'torch'"),
-        ({"trainer": {"weights": {"transfer": "nccl", "delta": True}}}, "weights.delta is for folders"),
-        ({"trainer": {"weights": {"transfer": "nccl"}, "lora": {}}}, "is for whole models"),
+        ({"inference": {"engine": "torch"}}, "needs vLLM, .*inference.engine is 'torch'"),
+        ({"trainer": {"weights": {"transfer": "nccl", "delta": True}}}, r"weights\.delta .*folders"),
+        ({"trainer": {"weights": {"transfer": "nccl"}, "lora": {}}}, "whole models"),
     ],
 )
-def test_what_cannot_travel_so_is_refused(blocks: dict[str, Any], message: str) -> None:
+def test_settings_that_conflict_with_nccl_are_refused(blocks: dict[str, Any], message: str) -> None:
     config = {
         "model": {"path": "model"},
         "trainer": {"weights": {"transfer": "nccl"}},
@@ -176,8 +176,8 @@ def test_what_cannot_travel_so_is_refused(blocks: dict[str, Any], message: str) 
 
 
 async def test_workers_load_exactly_what_the_trainer_offered(tmp_path: Path) -> None:
-    """They meet once; after that only the weights travel."""
-    async with house() as (worker, sender, pool):
+    """Workers join once. Later updates only send weights."""
+    async with connected() as (worker, sender, pool):
         for version in (1, 2):
             await pool.update(pool.all[0], offered(tmp_path, sender, version), version, DEADLINE)
             torch.testing.assert_close(worker.weights, tensors(version), rtol=0, atol=0)
@@ -188,11 +188,11 @@ async def test_workers_load_exactly_what_the_trainer_offered(tmp_path: Path) -> 
     assert list(sender.versions) == [2], "what nobody can ask for any more is dropped"
 
 
-async def test_a_server_that_was_started_anew_meets_the_trainer_again(tmp_path: Path) -> None:
-    """Even where a version in between came from a folder."""
+async def test_a_restarted_server_joins_the_trainer_again(tmp_path: Path) -> None:
+    """This also holds if a version in between came from a folder."""
     whole = tmp_path / "step_2"
     whole.mkdir()
-    async with house() as (worker, sender, pool):
+    async with connected() as (worker, sender, pool):
         await pool.update(pool.all[0], offered(tmp_path, sender, 1), 1, DEADLINE)
         worker.restart()
         await pool.update(pool.all[0], whole, 2, DEADLINE)
@@ -203,16 +203,16 @@ async def test_a_server_that_was_started_anew_meets_the_trainer_again(tmp_path: 
 
 
 async def test_a_version_that_is_not_offered_ends_the_run_at_once(tmp_path: Path) -> None:
-    """The worker waits in its broadcast; the orchestrator does not wait for it."""
-    async with house() as (_, sender, pool):
+    """The worker blocks in its broadcast, but the orchestrator does not wait for it."""
+    async with connected() as (_, sender, pool):
         path = offered(tmp_path, sender, 1)
         sender.versions.clear()
         with pytest.raises(ReplicaError, match=r"/send answered 500: .*v1 is not offered"):
             await pool.update(pool.all[0], path, 1, DEADLINE)
 
 
-async def test_only_who_has_read_the_offer_gets_weights(tmp_path: Path) -> None:
-    async with house() as (worker, sender, pool):
+async def test_a_transfer_requires_the_token_of_the_offer(tmp_path: Path) -> None:
+    async with connected() as (worker, sender, pool):
         path = offered(tmp_path, sender, 1)
         offer = read_offer(path)
         assert offer is not None

@@ -1,4 +1,4 @@
-"""Evaluation: its estimators against closed forms, and beside training without disturbing it."""
+"""Evaluation: estimators against closed forms, and evaluation during training."""
 
 import itertools
 import json
@@ -26,7 +26,7 @@ TASK = next(iter(StubTaskset(StubConfig(id="stub-tasks"))))
 
 
 def attempts(rewards: Sequence[float | None], task: vf.Task = TASK) -> list[FinishedEpisode]:
-    """Attempts at one task; NaN stands for one that failed."""
+    """Return attempts at one task. NaN represents a failed attempt."""
     made = []
     for number, reward in enumerate(rewards):
         key = f"eval/stub/0/{number}"
@@ -45,7 +45,7 @@ def test_pass_at_k_is_the_share_of_choices_that_hold_a_success(num: int, success
 
 @pytest.mark.parametrize("k", [1, 2, 4, 16])
 def test_pass_at_k_is_unbiased(k: int) -> None:
-    """Its mean over the binomial number of successes is 1 - (1 - p)^k, the chance that k attempts hold one."""
+    """The mean estimate over the binomial number of successes is 1 - (1 - p)^k."""
     num, chance = 16, 0.13
     mean = sum(
         math.comb(num, c) * chance**c * (1 - chance) ** (num - c) * pass_at_k(num, c, k)
@@ -57,7 +57,7 @@ def test_pass_at_k_is_unbiased(k: int) -> None:
 def test_pass_at_k_of_thousands_of_attempts_is_exact() -> None:
     assert pass_at_k(10_000, 1, 100) == pytest.approx(0.01, abs=1e-12)
     assert pass_at_k(10_000, 0, 100) == 0.0
-    with pytest.raises(ValueError, match="pass@5 cannot be estimated from 4 attempts; k from 1 to 4 can"):
+    with pytest.raises(ValueError, match="pass@5 cannot be estimated from 4 attempts; choose k from 1 to 4"):
         pass_at_k(4, 2, 5)
 
 
@@ -72,7 +72,7 @@ def test_k_is_a_power_of_two_up_to_the_rollouts() -> None:
 
 
 def test_the_interval_is_that_of_the_means_by_task() -> None:
-    """Two perfectly correlated attempts at each of four tasks are worth four measurements, not eight."""
+    """Two perfectly correlated attempts at each of four tasks count as four measurements, not eight."""
     tasks = [attempts([reward, reward]) for reward in (0.0, 0.0, 1.0, 1.0)]
     summary = summarize(tasks, EvalSettings(rollouts_per_task=2))
     assert summary["reward/mean"] == 0.5 and summary["reward/std"] == 0.5
@@ -82,8 +82,8 @@ def test_the_interval_is_that_of_the_means_by_task() -> None:
     assert summarize(tasks[:1], EvalSettings())["reward/ci95"] == 0.0
 
 
-def test_what_succeeds_is_said_by_the_threshold_up_to_rounding() -> None:
-    tasks = [attempts([0.7 + 0.2 + 0.1, 0.5, 0.4, 0.0])]  # the first misses 1 by a rounding
+def test_success_is_decided_by_the_threshold_up_to_rounding() -> None:
+    tasks = [attempts([0.7 + 0.2 + 0.1, 0.5, 0.4, 0.0])]  # rounding keeps the first reward below 1
     assert 0.7 + 0.2 + 0.1 < 1
     strict = summarize(tasks, EvalSettings(rollouts_per_task=4))
     assert [strict[f"pass@{k}"] for k in (1, 2, 4)] == pytest.approx([1 / 4, 1 / 2, 1])
@@ -91,14 +91,14 @@ def test_what_succeeds_is_said_by_the_threshold_up_to_rounding() -> None:
     assert [loose[f"pass@{k}"] for k in (1, 2, 4)] == pytest.approx([1 / 2, 5 / 6, 1])
 
 
-def test_a_failed_attempt_is_no_wrong_answer() -> None:
+def test_a_failed_attempt_is_not_a_wrong_answer() -> None:
     nan = math.nan
     tasks = [attempts([1.0, 0.0, nan, nan]), attempts([1.0, None, 1.0, 0.0]), attempts([nan] * 4)]
     summary = summarize(tasks, EvalSettings(rollouts_per_task=4))
     assert summary["num"] == 12 and summary["errors"] == 7
     assert summary["reward/mean"] == pytest.approx(3 / 5)
     assert summary["pass@1"] == pytest.approx((1 / 2 + 2 / 3) / 2)
-    assert summary["pass@2"] == 1.0  # any two attempts at either task hold a success
+    assert summary["pass@2"] == 1.0  # any two attempts at either task include a success
     assert "pass@4" not in summary, "no task has four good attempts"
     assert summarize([attempts([nan])], EvalSettings()) == {"num": 1.0, "errors": 1.0}
 
@@ -111,7 +111,7 @@ def test_an_episode_of_several_agents_counts_by_the_mean_of_their_rewards() -> N
     assert reward_of(broken) is None
 
 
-def test_a_table_has_a_row_a_source_and_says_where_there_is_nothing() -> None:
+def test_a_table_has_a_row_per_source_and_marks_missing_values() -> None:
     parts = {
         "held/out": summarize([attempts([1.0, 0.0])], EvalSettings(rollouts_per_task=2)),
         "dead": summarize([attempts([math.nan])], EvalSettings()),
@@ -154,8 +154,8 @@ def content(batches: Sequence[Any]) -> list[Any]:
     ]
 
 
-async def test_training_goes_on_beside_an_evaluation(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """The base model's evaluation ends only after the first step was trained, and yet no token of it is newer."""
+async def test_training_continues_during_an_evaluation(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """The evaluation of the base model ends after the first training step, but samples all its tokens from v0."""
     run = RunFolder(tmp_path / "run")
     source = stub_source("held", waits_for=str(run.weights(1)), timeout=60.0)
     evals = {"source": [source], "final": False, "max_concurrent": 2}
@@ -188,8 +188,8 @@ async def test_each_source_has_an_interval_of_its_own(tiny_model_dir: Path, tmp_
     assert seen == {2: {"often"}, 3: {"seldom"}, 4: {"often"}, 6: {"often", "seldom"}}
 
 
-async def test_an_evaluation_that_was_cut_off_is_made_up_for(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Training goes on beside an evaluation, so the checkpoint that a run resumes from may be newer than it."""
+async def test_an_interrupted_evaluation_is_repeated_on_resume(tiny_model_dir: Path, tmp_path: Path) -> None:
+    """A run may resume from a checkpoint that is newer than the version whose evaluation was interrupted."""
     run = RunFolder(tmp_path)
     settings = {"eval": {"interval": 2, "source": [stub_source("held")]}, "checkpoint": {"interval": 1}}
     await run_stub(tiny_model_dir, tmp_path, max_steps=3, **settings)
@@ -205,14 +205,14 @@ async def test_an_evaluation_that_was_cut_off_is_made_up_for(tiny_model_dir: Pat
 
 
 class CountingEngine(StubEngine):
-    """Knows the most generations that it had at once."""
+    """Engine that records its maximum number of concurrent generations."""
 
-    most = 0
+    peak = 0
     now = 0
 
     async def _versions(self, count: int) -> list[tuple[int, int]]:
         self.now += 1
-        self.most = max(self.most, self.now)
+        self.peak = max(self.peak, self.now)
         try:
             return await super()._versions(count)
         finally:
@@ -226,6 +226,6 @@ async def test_the_concurrency_of_evaluations_is_bounded_on_its_own(
     evals = {"max_concurrent": 3, "base_model": False, "source": [stub_source("held", rollouts_per_task=4)]}
     settings = {"max_steps": 1, "max_off_policy_steps": 0, "engine": {"latency": 0.05}, "max_concurrent": 2}
     _, engine = await run_stub(tiny_model_dir, tmp_path, eval=evals, **settings)
-    assert isinstance(engine, CountingEngine) and engine.most == 3
+    assert isinstance(engine, CountingEngine) and engine.peak == 3
     (line,) = read_metrics(RunFolder(tmp_path).metrics("eval"))
     assert line["eval/held/num"] == 12 and line["eval/held/errors"] == 0

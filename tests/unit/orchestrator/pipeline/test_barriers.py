@@ -185,7 +185,7 @@ def test_the_barrier_is_that_of_the_widest_hook() -> None:
 
     assert Both(BaseAlgorithmConfig()).barrier == "group"
     with pytest.raises(
-        TypeError, match=r"Both has a score_group, but Alone\.barrier is 'episode'.*= \"group\""
+        TypeError, match=r"Both overrides score_group, but Alone\.barrier is 'episode'.*= \"group\""
     ):
         Both(Alone())
 
@@ -203,5 +203,7 @@ def test_settings_may_narrow_the_barrier_of_the_class() -> None:
 
 
 def test_needs_siblings_without_a_group_barrier_is_refused() -> None:
-    with pytest.raises(TypeError, match=r"GRPOConfig\.needs_group says that Local compares siblings"):
+    with pytest.raises(
+        TypeError, match=r"GRPOConfig\.needs_group is True, but Local overrides neither score_group"
+    ):
         Local(GRPOConfig())

@@ -188,7 +188,7 @@ async def test_a_score_batch_that_raises_stops_the_run(monkeypatch: pytest.Monke
 
 def test_a_score_batch_that_is_never_called_is_refused() -> None:
     with pytest.raises(
-        TypeError, match=r"Centred has a score_batch, but BaseAlgorithmConfig\.barrier is 'group'"
+        TypeError, match=r"Centred overrides score_batch, but BaseAlgorithmConfig\.barrier is 'group'"
     ):
         Centred(BaseAlgorithmConfig())
 

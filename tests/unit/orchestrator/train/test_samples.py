@@ -104,7 +104,7 @@ def test_a_refused_compaction_is_left_out_and_what_led_to_it_trains() -> None:
     assign_advantages(item, 1.0)
     assert [(s.branch, s.mask.sum()) for s in flatten_trace(item, seq_len=100).samples] == [(0, 2)]
     item.nodes += [node("user", 1, 1), node("assistant", 4, 4), node("user", 1, 5), node("assistant", 1, 6)]
-    for attempt in (5, 7):  # asked for twice, and never taken up
+    for attempt in (5, 7):  # requested twice, never accepted
         item.nodes[attempt].semantic_parents = [ParentLink(node=1, type="compaction_attempt")]
     assign_advantages(item, 1.0)
     (found,) = flatten_trace(item, seq_len=100).samples
@@ -152,7 +152,7 @@ def test_versions_that_do_not_fit_span_the_whole_trace() -> None:
 
 
 def test_versions_find_their_messages_when_agents_work_at_once() -> None:
-    """Two conversations: the one that asked first was answered last, and an answer in between was given up."""
+    """The conversation with the first call got the last response, and a response in between was discarded."""
     item = trace(roles=[("user", 2), ("assistant", 2)])
     item.nodes += [
         node("user", 2, None),
@@ -188,7 +188,7 @@ def test_zero_advantages_leave_nothing() -> None:
     assert drop_zero_signal(sample([0, 1, 1])) is None
 
 
-def test_no_rl_stream_where_the_mask_says_it_all() -> None:
+def test_no_rl_stream_if_it_equals_the_mask() -> None:
     kept = drop_zero_signal(sample([0, 1, 1], advantages=[0, 1, -1]))
     assert kept.rl_weights is None
 

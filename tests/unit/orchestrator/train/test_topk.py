@@ -1,4 +1,4 @@
-"""Heads: recovered from candidates, joined with the trace, sent only where the loss reads them."""
+"""Heads: recovery from candidates, assignment to traces, and samples without heads."""
 
 import copy
 from typing import Any
@@ -27,7 +27,7 @@ ENTRIES = (
     ({"token": "token_id:7"}, [(5, -1.0), (7, -1.1), (2, -2.0), (9, -3.0), (4, -4.0)]),
     ({"token": "token_id:1"}, [(1, -9.0), (8, -0.5), (3, -1.5), (6, -2.5), (0, -2.5)]),
 )
-"""Two sampled tokens with `SIZE + 2` candidates each. The second was improbable, and the server put it in front."""
+"""Two sampled tokens with `SIZE + 2` candidates each. The second is improbable, and the server lists it first."""
 
 
 def rows_of(head: TopK) -> list[list[int]]:
@@ -76,7 +76,7 @@ def test_a_small_vocabulary_is_its_own_head() -> None:
 
 
 def spelled(numeric: bool = False, **changes: Any) -> bytes:
-    """An answer as vLLM gives it."""
+    """Return a response in the format of vLLM."""
     content = []
     for name, candidates in ENTRIES:
         named = [
@@ -92,7 +92,7 @@ def spelled(numeric: bool = False, **changes: Any) -> bytes:
 
 
 def packed() -> bytes:
-    """The same as the embedded engine packs it."""
+    """Return the same response in the packed format of the embedded engine."""
     answer = msgspec.json.decode(spelled())
     logprobs = answer["choices"][0]["logprobs"]
     for entry in logprobs["content"]:
@@ -123,7 +123,7 @@ def test_candidates_are_taken_out_of_an_answer(body: bytes) -> None:
     assert [entry["logprob"] for entry in choice["logprobs"]["content"]] == [-1.1, -9.0]
 
 
-def test_who_asked_for_no_log_probs_gets_none() -> None:
+def test_log_probs_are_returned_only_on_request() -> None:
     (choice,) = msgspec.json.decode(take_heads(spelled(), [], SIZE, None)[0])["choices"]
     assert choice["logprobs"] is None
     (choice,) = msgspec.json.decode(take_heads(packed(), [], SIZE, 0)[0])["choices"]
@@ -147,7 +147,7 @@ def test_who_asked_for_no_log_probs_gets_none() -> None:
 def test_an_answer_without_its_candidates_is_refused(change: Any, named: str | None) -> None:
     answer = msgspec.json.decode(spelled())
     change(answer["choices"][0]["logprobs"]["content"][1])
-    if named is None:  # one is spare where nothing is tied
+    if named is None:  # one candidate may be missing if nothing is tied
         take_heads(msgspec.json.encode(answer), [], SIZE, 1)
         return
     with pytest.raises(ValueError, match=named):
@@ -166,7 +166,7 @@ def test_candidates_of_another_number_of_tokens_are_refused() -> None:
 
 
 def heads_of(item: Any) -> dict[bytes, TopK]:
-    """A head for each sampled message; its first id is 100 times the node's number plus the token's."""
+    """Return a head for each sampled message. Its first id is 100 * node index + token index."""
     heads = {}
     for branch in item.branches:
         for graph_node, key in zip(branch.nodes, node_keys(branch.nodes)):
@@ -179,14 +179,14 @@ def heads_of(item: Any) -> dict[bytes, TopK]:
 
 
 def forked() -> Any:
-    """A user's message and an answer, both shared by two branches that go on differently."""
+    """Return a trace of two branches that share a user message and an answer."""
     item = trace(roles=[("user", 2), ("assistant", 2)])
     item.nodes += [node("user", 1, 1), node("assistant", 3, 2), node("user", 2, 1), node("assistant", 1, 4)]
     assign_advantages(item, 0.5)
     return item
 
 
-def test_a_call_is_named_by_all_that_it_was_about() -> None:
+def test_the_key_of_a_call_covers_tokens_and_log_probs() -> None:
     item = forked()
     first, second = item.branches
     sampled = item.nodes[5].logprobs
@@ -202,7 +202,7 @@ def test_heads_follow_the_sampled_tokens_of_each_branch() -> None:
     first, second = flatten_trace(item, seq_len=100, heads=heads_of(item)).samples
     assert first.head_ids is not None and second.head_ids is not None
     assert first.head_ids[:, 0].tolist() == [100, 101, 300, 301, 302]
-    assert second.head_ids[:, 0].tolist() == [500]  # the shared answer trains in the first branch alone
+    assert second.head_ids[:, 0].tolist() == [500]  # the shared answer trains only in the first branch
     assert first.head_ids.shape == (first.mask.sum(), SIZE)
     received = decode_batch(encode(TrainingBatch(step=1, samples=[first, second]))).samples
     for sent, got in zip((first, second), received, strict=True):
@@ -211,7 +211,7 @@ def test_heads_follow_the_sampled_tokens_of_each_branch() -> None:
     assert flatten_trace(item, seq_len=100).samples[0].head_ids is None
 
 
-def test_a_missing_head_is_loud() -> None:
+def test_a_missing_head_is_an_error() -> None:
     item = forked()
     heads = heads_of(item)
     del heads[list(node_keys(item.branches[1].nodes))[-1]]
@@ -221,7 +221,7 @@ def test_a_missing_head_is_loud() -> None:
         flatten_trace(item, seq_len=100, heads={})
 
 
-def test_an_empty_head_is_none_that_is_missing() -> None:
+def test_an_empty_head_is_not_a_missing_head() -> None:
     item = trace()
     assign_advantages(item, 1.0)
     (sample,) = flatten_trace(item, seq_len=9, heads={key: _nothing(3) for key in heads_of(item)}).samples
@@ -234,7 +234,7 @@ def _nothing(count: int) -> TopK:
 
 
 @pytest.mark.parametrize("component", ["ce", "ref_kl"])
-def test_what_is_no_member_of_rl_needs_no_head(component: Any) -> None:
+def test_tokens_outside_rl_need_no_head(component: Any) -> None:
     item = trace()
     stamp_action_weights(item, component)
     item.nodes[1].reference_logprobs = [-1.0] * 3

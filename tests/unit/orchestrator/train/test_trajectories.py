@@ -1,4 +1,4 @@
-"""Trajectories of every shape: the samples are, token for token, what the engine was sent and produced."""
+"""Trajectories of every shape: samples contain exactly the tokens that the engine received and sampled."""
 
 from pathlib import Path
 from typing import Any
@@ -106,10 +106,8 @@ async def test_of_five_turns_that_break_at_the_fourth_two_samples_remain(
     assert [turn.merged for turn in played.turns] == [True, True, False, True]
 
 
-async def test_echo_predicts_what_tools_said_and_nothing_else(
-    tokenizer: Path, renderer: dict[str, Any]
-) -> None:
-    """A chat template alone does not say where messages begin once it has stripped thinking before them."""
+async def test_echo_predicts_only_tool_output(tokenizer: Path, renderer: dict[str, Any]) -> None:
+    """After a chat template has stripped thinking, the positions of later messages are unknown."""
 
     async def story(chat: Chat) -> None:
         history = [user("go")]
@@ -132,7 +130,7 @@ async def test_echo_predicts_what_tools_said_and_nothing_else(
 
 
 async def test_the_tokens_of_samples_grow_linearly_where_turns_extend(tokenizer: Path) -> None:
-    """And with the square of the turns where none does."""
+    """Without extension they grow quadratically with the number of turns."""
 
     async def tokens(turns: int, renderer: dict[str, Any]) -> int:
         async def story(chat: Chat) -> None:
@@ -155,7 +153,7 @@ async def test_the_tokens_of_samples_grow_linearly_where_turns_extend(tokenizer:
 async def test_a_malformed_tool_call_is_answered_and_all_turns_train(
     tokenizer: Path, renderer: dict[str, Any], arguments: str
 ) -> None:
-    """Encoded twice, thrice, and cut."""
+    """Arguments are encoded twice or three times, or are truncated."""
     wrong = f'<tool_call>\n{{"name": "sh", "arguments": {arguments}}}\n</tool_call>{END}'
     right = f'<tool_call>\n{{"name": "sh", "arguments": {{"command": "ls"}}}}\n</tool_call>{END}'
     env = {"taskset": {"id": "terminal"}}
@@ -167,7 +165,7 @@ async def test_a_malformed_tool_call_is_answered_and_all_turns_train(
     assert "error: " in answer
     read = renderer["name"] == "qwen3" and arguments.endswith(
         '"'
-    )  # a template writes other arguments than it read
+    )  # the template renders other arguments than the model sampled
     assert len(played.samples) == (1 if read else 2)
 
 

@@ -36,8 +36,8 @@ async def test_a_rollback_trains_what_both_continuations_share_once(
     async def story(chat: Chat) -> None:
         start = [user("go"), await chat.ask([user("go")], [TOOL])]
         await chat.ask([*start, *results(start[1], "a wall")], [TOOL])
-        await chat.ask([*start, *results(start[1], "a door")], [TOOL])  # undone, and looked at again
-        await chat.ask([user("go")], [TOOL])  # all of it undone
+        await chat.ask([*start, *results(start[1], "a door")], [TOOL])  # rolled back, then read again
+        await chat.ask([user("go")], [TOOL])  # all of it rolled back
 
     replies = [call("a", "hm"), f"Back.{END}", f"Through.{END}", call("b")]
     played = await play(tokenizer, renderer, replies, story)
@@ -48,7 +48,7 @@ async def test_a_rollback_trains_what_both_continuations_share_once(
 
 
 async def test_two_subagents_have_samples_of_their_own(tokenizer: Path, renderer: dict[str, Any]) -> None:
-    """They run at once, and hand back a word each."""
+    """They run concurrently and return one word each."""
 
     async def story(chat: Chat) -> None:
         history = [user("delegate")]
@@ -77,7 +77,7 @@ async def test_two_subagents_have_samples_of_their_own(tokenizer: Path, renderer
 
 
 async def compact(tokenizer: Path, renderer: dict[str, Any], ending: str) -> Played:
-    """Two turns, a summary that is asked for, and what becomes of it: `accepted`, `refused`, or `failed`."""
+    """Two turns, then a compaction whose summary is `accepted`, `refused` or `failed`."""
 
     async def story(chat: Chat) -> None:
         history = [user("go")]

@@ -1,4 +1,4 @@
-"""Trajectories of random moves: whatever a harness does, samples are what the engine was sent and produced."""
+"""Random trajectories: for any harness, samples contain exactly the tokens that the engine received and sampled."""
 
 import random
 from pathlib import Path
@@ -28,12 +28,12 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Wanderer:
-    """A harness without a plan."""
+    """Harness that makes random moves."""
 
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.histories: list[list[dict[str, Any]]] = [[user("go")]]
-        """Everything that was ever sent or could be."""
+        """All messages sent so far, and those to choose from."""
 
     async def __call__(self, chat: Chat) -> None:
         for turn in range(8):
@@ -43,7 +43,7 @@ class Wanderer:
             self.histories.append([*history, reply, *follow])
 
     def change(self, history: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Mostly nothing; else a rollback, a new conversation, a changed message, one more."""
+        """Usually do nothing, else roll back, start a conversation, or change or add a message."""
         move = self.dice.randrange(10)
         if move == 0:
             return history[: self.dice.randrange(1, len(history) + 1)]

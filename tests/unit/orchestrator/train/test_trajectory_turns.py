@@ -1,4 +1,4 @@
-"""Which turns merge, how their prompts came about, and what is said and counted of it."""
+"""Turns: merging, fallback reasons, log and metrics."""
 
 import asyncio
 import json
@@ -141,7 +141,7 @@ THOUGHT, OPEN = f"<think>\nhm\n</think>\n\nA{END}", f"<think>\nhm{END}"
         ("keeping", shows_examples, [f"A{END}", f"B{END}", f"C{END}"], [BRIDGED]),
     ],
 )  # fmt: skip
-async def test_a_turn_is_read_with_the_reason_why_it_was_rendered_anew(
+async def test_turns_have_their_fallback_reason(
     tokenizer: Path, renderer: str, story: Any, script: list[str], expected: list[Turn]
 ) -> None:
     played = await play(tokenizer, {**RENDERERS, "keeping": KEEPING}[renderer], script, story)
@@ -149,8 +149,8 @@ async def test_a_turn_is_read_with_the_reason_why_it_was_rendered_anew(
     assert played.turns == expected
 
 
-async def test_what_is_read_is_what_the_renderer_did(tokenizer: Path, tmp_path: Path) -> None:
-    """The bridges that it built and refused while the story was played, and those read from the graph."""
+async def test_derived_bridges_equal_those_of_the_renderer(tokenizer: Path, tmp_path: Path) -> None:
+    """Bridges built and refused during the episode equal those derived from the message graph."""
     path = tmp_path / "counting.py"
     path.write_text(COUNTING)
     block = {"name": "custom", "import_path": f"{path}:Counting"}
@@ -177,9 +177,9 @@ async def test_what_is_read_is_what_the_renderer_did(tokenizer: Path, tmp_path: 
     ]
     played = await play(tokenizer, block, [*script, *[f"D{END}"] * 3], story)
     played.check()
-    told = bridges[: seen[-1]]  # the rest was asked of it when the graph was read
-    assert told == [turn.fallback is None for turn in played.turns]
-    assert (told.count(True), told.count(False)) == (3, 5)
+    built = bridges[: seen[-1]]  # later calls come from reading the graph
+    assert built == [turn.fallback is None for turn in played.turns]
+    assert (built.count(True), built.count(False)) == (3, 5)
 
 
 @pytest.mark.parametrize(
@@ -188,7 +188,7 @@ async def test_what_is_read_is_what_the_renderer_did(tokenizer: Path, tmp_path: 
 async def test_tokens_that_no_tokenizer_would_write_are_kept_or_start_a_sample(
     tokenizer: Path, tmp_path: Path, name: str, expected: list[Turn]
 ) -> None:
-    """The model may spell a word in other tokens than the tokenizer does."""
+    """The model may sample other tokens for a text than the tokenizer produces."""
     merging = with_a_merge(tokenizer, tmp_path / "merging", "a", "b")
     spelt, whole = byte_tokenizer().encode(f"ab{END}"), load_tokenizer(str(merging)).encode(f"ab{END}")
     assert (len(spelt), len(whole)) == (3, 2)
@@ -200,7 +200,7 @@ async def test_tokens_that_no_tokenizer_would_write_are_kept_or_start_a_sample(
 
 
 def with_a_merge(tokenizer: Path, path: Path, *pair: str) -> Path:
-    """A tokenizer that writes a pair of letters as one token."""
+    """Return a tokenizer that encodes a pair of letters as one token."""
     shutil.copytree(tokenizer, path)
     data = json.loads((path / "tokenizer.json").read_text())
     data["model"]["vocab"]["".join(pair)] = 300
@@ -210,7 +210,7 @@ def with_a_merge(tokenizer: Path, path: Path, *pair: str) -> Path:
 
 
 async def test_the_trainer_recomputes_the_log_probs_of_merged_turns(tiny_model_dir: Path) -> None:
-    """Three turns of the real engine are one sample; a plain forward over it gives the sampler's log-probs."""
+    """Three turns of the embedded engine are one sample, and a forward over it gives the sampler's log-probs."""
     renderers.client._max_prompt_len_lock = asyncio.Lock()  # bound to the event loop of an earlier test
     source = {"env": {"taskset": {"id": "guess-number", "guesses": 3, "num_tasks": 1}}}
     train = {"group_size": 1, "sampling": {"max_tokens": 12, "temperature": 0.7}, "source": [source]}
@@ -237,7 +237,7 @@ async def test_the_trainer_recomputes_the_log_probs_of_merged_turns(tiny_model_d
     )
 
 
-async def test_a_reason_is_told_once(tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_reason_is_logged_once(tokenizer: Path, caplog: pytest.LogCaptureFixture) -> None:
     played = await play(tokenizer, RENDERERS["qwen3"], [CALL, THOUGHT, f"B{END}"], asks_again)
     reader = TurnReader("words", str(tokenizer), RendererConfig(name="qwen3"))
     caplog.clear()

@@ -1,4 +1,4 @@
-"""Algorithms, one module each. An algorithm annotates finished episodes; later stages do not depend on its name.
+"""Algorithms, one module each. An algorithm annotates finished episodes. Later stages do not depend on its type.
 
 Imports `orchestrator.train.samples`, `utils` and `configs`.
 Start with `base.py` and `routing.py`, then `grpo.py`.
@@ -31,17 +31,20 @@ ALGORITHM_CLASSES: dict[str, type[Algorithm]] = {
     "sft": SFTDistillAlgorithm,
     "echo": EchoAlgorithm,
 }
-"""The class behind each built-in `algo.type`; other packages name theirs in their config class."""
+"""Class of each built-in `algo.type`. Config classes of other packages name their own class."""
 
 
 def make_algorithm(config: BaseAlgorithmConfig, clients: Any = None) -> Algorithm:
-    """Build the algorithm of one environment. `clients` reach the live policy; they stay the host's to
-    close."""
+    """Build the algorithm of one source.
+
+    Args:
+        clients: clients of the live policy (`PolicyClients`). The caller closes them.
+    """
     return class_of(type(config))(config, clients)
 
 
 def class_of(config: type[BaseAlgorithmConfig]) -> type[Algorithm]:
-    """The algorithm that a config class is for. Raises `ValueError` where a package names none."""
+    """Return the algorithm of a config class. Raises `ValueError` if the class does not name one."""
     return ALGORITHM_CLASSES.get(str(tag_of(config))) or _class_of_package(config)
 
 
@@ -49,7 +52,7 @@ def _class_of_package(config: type[BaseAlgorithmConfig]) -> type[Algorithm]:
     found = ALGORITHM.implementation(config)
     if not (isinstance(found, type) and issubclass(found, Algorithm)):
         raise ValueError(
-            f"{config.__name__}.algorithm_class = {config.algorithm_class!r} is {found!r}, which is no Algorithm; "
+            f"{config.__name__}.algorithm_class = {config.algorithm_class!r} is {found!r}, not an Algorithm; "
             "subclass braidrl.orchestrator.train.algo.Algorithm"
         )
     return found

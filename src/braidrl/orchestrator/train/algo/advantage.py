@@ -1,4 +1,4 @@
-"""The arithmetic of credit: pure functions on float64 arrays, one value per compared trace."""
+"""Advantage formulas: pure functions of float64 arrays, with one value per compared trace."""
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -6,35 +6,34 @@ from numpy.typing import ArrayLike, NDArray
 Array = NDArray[np.float64]
 
 EPSILON = 1e-6
-"""What is added to a standard deviation before it divides."""
+"""Added to a standard deviation before division."""
 
 
 def group_advantages(rewards: ArrayLike) -> Array:
-    """Reward minus the mean reward of those compared: A_i = r_i - mean(r), without division by a deviation.
+    """Compute the reward minus the mean reward, A_i = r_i - mean(r).
 
     Args:
-        rewards: finite, one per trace; may be empty.
+        rewards: [N], finite, one per trace. N may be 0.
 
     Returns:
-        f64[N]. Equal rewards and a group of one give exact zeros: the rounding of a mean must not pass for
-        signal.
+        f64[N]. Equal rewards and a single reward give exactly 0.
     """
     values = _finite(rewards)
     if all_equal(values):
-        return np.zeros_like(values)
+        return np.zeros_like(values)  # the rounded mean of equal floats may differ from each of them
     return values - values.mean()
 
 
 def standardized_advantages(rewards: ArrayLike) -> Array:
-    """Reward minus the mean, in units of the deviation: A_i = (r_i - mean(r)) / (std(r) + 1e-6).
+    """Compute standardised rewards, A_i = (r_i - mean(r)) / (std(r) + 1e-6).
 
-    The deviation is the sample's, sqrt(sum (r_i - mean)^2 / (N - 1)), in two passes.
+    std is the sample standard deviation, sqrt(sum (r_i - mean)^2 / (N - 1)).
 
     Args:
-        rewards: finite, one per trace of a group or of a batch; may be empty.
+        rewards: [N], finite, one per trace of a group or of a batch. N may be 0.
 
     Returns:
-        f64[N]; equal rewards, and one alone, give exact zeros.
+        f64[N]. Equal rewards and a single reward give exactly 0.
     """
     centred = group_advantages(rewards)
     if not centred.any():
@@ -43,14 +42,16 @@ def standardized_advantages(rewards: ArrayLike) -> Array:
 
 
 def weighted_advantages(rewards: ArrayLike, tokens: ArrayLike) -> Array:
-    """Reward minus the token-weighted mean: A_i = r_i - sum(L_i r_i) / sum(L_i), so that sum(L_i A_i) = 0.
+    """Compute the reward minus the token-weighted mean, A_i = r_i - sum(L_i r_i) / sum(L_i).
+
+    The advantages sum to zero over the tokens of the group: sum(L_i A_i) = 0.
 
     Args:
-        rewards: finite, one per trace; may be empty.
-        tokens: L, trainable tokens of each trace. Where there are none at all, the plain mean is the baseline.
+        rewards: [N], finite, one per trace. N may be 0.
+        tokens: [N], the numbers L of trainable tokens. If all are 0, the baseline is the unweighted mean.
 
     Returns:
-        f64[N]; equal rewards give exact zeros.
+        f64[N]. Equal rewards give exactly 0.
     """
     values, weights = _finite(rewards), np.asarray(tokens, dtype=np.float64).reshape(-1)
     if all_equal(values) or not weights.any():
@@ -59,13 +60,13 @@ def weighted_advantages(rewards: ArrayLike, tokens: ArrayLike) -> Array:
 
 
 def mean_normalized_advantages(rewards: ArrayLike) -> Array:
-    """A_i = (r_i - m) / m for the mean m; zeros where m <= 0.
+    """Compute A_i = (r_i - m) / m for the mean reward m, or zeros if m <= 0.
 
     Args:
-        rewards: finite, one per trace; may be empty.
+        rewards: [N], finite, one per trace. N may be 0.
 
     Returns:
-        f64[N]; equal rewards and a group of one give exact zeros.
+        f64[N]. Equal rewards and a single reward give exactly 0.
     """
     values = _finite(rewards)
     if all_equal(values) or values.mean() <= 0:
@@ -74,7 +75,7 @@ def mean_normalized_advantages(rewards: ArrayLike) -> Array:
 
 
 def all_equal(values: Array) -> bool:
-    """Whether a comparison carries no signal; true of none and of one."""
+    """Return True if all values are equal, so that a comparison has no signal. True for zero or one value."""
     return bool((values == values[:1]).all())
 
 
@@ -82,6 +83,6 @@ def _finite(rewards: ArrayLike) -> Array:
     values = np.asarray(rewards, dtype=np.float64).reshape(-1)
     if not np.isfinite(values).all():
         raise ValueError(
-            f"rewards {values.tolist()} must be finite; leave out traces without a reward before comparing"
+            f"cannot compare rewards {values.tolist()}: they must be finite; exclude traces without a reward first"
         )
     return values

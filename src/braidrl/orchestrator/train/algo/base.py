@@ -1,4 +1,4 @@
-"""The contract of an algorithm: finished episodes in, a per-token signal on their message graphs out."""
+"""Base class of algorithms, which write a per-token training signal on the message graphs of finished episodes."""
 
 from contextlib import AsyncExitStack
 from typing import Any, ClassVar, Generic, TypeVar
@@ -12,31 +12,32 @@ ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
 
 
 class Algorithm(Generic[ConfigT]):
-    """One per environment. Subclass it and override the hook whose timing fits the signal:
+    """Base class of algorithms. Each source of a run has one instance.
 
-    - `score_episode`, as each episode arrives: rollout-local work, model calls;
-    - `score_group`, when the last episode of a group has arrived: credit relative to siblings;
-    - `score_batch`, when a whole batch is there: credit relative to all that trains with it, or that must follow the
-      order of dispatch.
+    A subclass overrides the hook that is called when the data for its signal is complete:
 
-    The pipeline waits for the widest of the hooks that a class overrides, and for nothing more: its config declares
-    that `barrier` (a narrower one is refused), and may say that its settings wait for less (`waits_for`). All hooks
-    annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls `finalize_episode` for
-    every episode, then `score_group`, then `score_batch`. Episodes with errors reach `score_group` as well, so that an
-    algorithm sees its whole group; `eligible_traces` picks what may be compared.
+    - `score_episode`, for each episode when it arrives: signals of a single rollout, such as scores of a teacher.
+    - `score_group`, when the last episode of a group has arrived: credit relative to siblings.
+    - `score_batch`, when a batch is complete: credit relative to the whole batch, or dependent on dispatch order.
+
+    Hooks annotate the traces in place (`braidrl.orchestrator.train.algo.routing`). The pipeline calls
+    `finalize_episode` for every episode, then `score_group`, then `score_batch`. It waits only for the widest hook
+    that a class overrides. The config class must declare this hook's `barrier` (a narrower one raises an error) and
+    may wait for less with some settings (`waits_for`). `score_group` also receives failed episodes, so that groups are
+    complete. `eligible_traces` selects the traces that may be compared.
     """
 
     order_matters: ClassVar[bool] = False
-    """Whether a trace's signal depends on the traces that were scored before it."""
+    """True if the signal of a trace depends on the traces scored before it."""
 
     clients: Any
-    """Clients of the live policy, owned by the host; None where no model is served (tests)."""
+    """Clients of the live policy, owned by the caller, or None if no model is served."""
     action_loss_type: ActionLossType
-    """The loss component that consumes sampled tokens."""
+    """Loss component of the sampled tokens."""
     barrier: Barrier
-    """What the pipeline waits for before it drops what carries no signal; it calls no wider hook."""
+    """Set of episodes that must be complete before tokens without signal are dropped. Wider hooks are not called."""
     resources: AsyncExitStack
-    """Connections and the like that `setup` opens."""
+    """Resources opened by `setup`, such as connections."""
 
     def __init__(self, config: ConfigT, clients: Any = None) -> None:
         self.config = config
@@ -46,29 +47,31 @@ class Algorithm(Generic[ConfigT]):
         self.resources = AsyncExitStack()
 
     async def setup(self) -> None:
-        """Build what the algorithm needs from its own config, once, before the first episode."""
+        """Open the resources of the algorithm. Called once, before the first episode."""
 
     async def close(self) -> None:
-        """Let go of `resources`, once, after the last episode."""
+        """Close `resources`. Called once, after the last episode."""
         await self.resources.aclose()
 
     async def score_episode(self, episode: Episode) -> None:
-        """Rollout-local signal of an episode that has trainable sampled tokens."""
+        """Score a single episode. Called only for episodes with trainable sampled tokens."""
 
     async def score_group(self, episodes: list[Episode]) -> None:
-        """Group-relative signal of all episodes of one task that were sampled to be compared."""
+        """Score all episodes of a group relative to each other."""
 
     async def score_batch(self, episodes: list[Episode]) -> None:
-        """Signal relative to all episodes of this environment that train in one optimizer step, in dispatch order.
+        """Score all episodes of this source that train in one optimizer step, in dispatch order.
 
-        An episode comes once and whole, with the first batch that holds one of its traces; those that train in a
-        later batch keep the signal that they get here. What gets too old for any batch never comes. Afterwards the
-        traces without signal leave the batch smaller.
+        Each episode is passed once, as a whole, with the first batch that contains one of its traces. Traces of it
+        that train in a later batch keep this signal. Episodes that become too old to train are never passed. Traces
+        without signal are removed afterwards, without replacement.
         """
 
     async def finalize_episode(self, episode: Episode) -> None:
-        """Route an arrived episode's sampled tokens to their loss component and score it; an episode without
-        trainable sampled tokens is left alone."""
+        """Route the sampled tokens of an episode to their loss component, then call `score_episode`.
+
+        Does nothing for an episode without trainable sampled tokens.
+        """
         traces = trainable_traces(episode)
         if not traces:
             return
@@ -77,20 +80,21 @@ class Algorithm(Generic[ConfigT]):
         await self.score_episode(episode)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON-serialisable data."""
+        """Return the state for a checkpoint, as JSON-serialisable data."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore the state returned by `state_dict`."""
 
     def metrics(self) -> dict[str, float]:
-        """Scalars since the last call, for the step's log line."""
+        """Return the metrics since the previous call, for the log line of a step."""
         return {}
 
     def _barrier(self) -> Barrier:
-        """That of the widest hook that the class overrides, or less if its settings say so.
+        """Return the barrier of the widest overridden hook, or `config.waits_for` if that is narrower.
 
-        Raises `TypeError` where the config class declares a narrower one, or siblings that nothing compares.
+        Raises `TypeError` if the config class declares a narrower barrier, or `needs_group` without a hook that
+        compares siblings.
         """
         barriers: list[Barrier] = ["episode", "group", "batch"]
         overridden = [
@@ -102,12 +106,12 @@ class Algorithm(Generic[ConfigT]):
         name, config = type(self).__name__, type(self.config)
         if barriers.index(widest) > barriers.index(config.barrier):
             raise TypeError(
-                f"{name} has a score_{widest}, but {config.__name__}.barrier is {config.barrier!r}, which does not "
-                f'wait for it; set barrier: ClassVar[Barrier] = "{widest}" in the config class'
+                f"{name} overrides score_{widest}, but {config.__name__}.barrier is {config.barrier!r}, which is "
+                f'narrower; set barrier: ClassVar[Barrier] = "{widest}" in the config class'
             )
         if widest == "episode" and config.needs_group:
             raise TypeError(
-                f"{config.__name__}.needs_group says that {name} compares siblings, but it has neither a score_group "
-                "nor a score_batch that would; write one, or set needs_group: ClassVar[bool] = False"
+                f"{config.__name__}.needs_group is True, but {name} overrides neither score_group nor score_batch, "
+                "so it cannot compare siblings; override one, or set needs_group: ClassVar[bool] = False"
             )
         return min(widest, self.config.waits_for, key=barriers.index)

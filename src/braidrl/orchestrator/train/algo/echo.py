@@ -1,4 +1,4 @@
-"""ECHO: learn from what the environment answers, too."""
+"""ECHO: GRPO plus imitation of the environment's messages."""
 
 from collections.abc import Callable
 from functools import partial
@@ -15,24 +15,25 @@ from braidrl.orchestrator.train.samples import CE
 from braidrl.utils.functions import load_function
 
 Filter = Callable[[Trace], list[list[bool]]]
-"""One keep-mask per trainable branch, over that branch's `token_ids`."""
+"""Function that returns one mask per trainable branch, True for each of its `token_ids` to keep."""
 
 
 class EchoAlgorithm(GroupRelativeAlgorithm[EchoConfig]):
-    """GRPO on sampled tokens, plus cross-entropy at weight alpha_role on the messages of the environment.
+    """GRPO on sampled tokens, plus weighted cross-entropy on messages of the environment.
 
-    l_t = -alpha_role(t) log pi(y_t) for the tokens of unsampled messages after the first sampled one, along
-    each trainable branch: `tool` responses at 0.1 by default. Where the renderer tells content from template,
-    only content counts; where it does not, messages after an answer whose thinking it may have stripped are left
-    out, because then it does not say where they begin. Sampled tokens are never predicted twice.
+    The cross-entropy term is l_t = -alpha log pi(y_t), with alpha set by the role of the message (`tool` at 0.1 by
+    default). Its targets are the tokens of unsampled messages after the first sampled message of a trainable branch.
+    If the renderer marks content tokens, template tokens are excluded. If it does not, messages that follow an answer
+    with possibly stripped thinking are excluded, because their tokens cannot be located. Sampled tokens are never
+    targets.
 
-    Source: ECHO. In an environment whose answers follow from the agent's actions, predicting them teaches how
+    Source: ECHO. Predicting the output of an environment that follows from the agent's actions teaches the policy how
     the environment works.
 
-    Assumes that observations are worth predicting (a terminal: yes; pages of a search engine: hardly).
+    Assumes that the output follows from the actions: a terminal is suitable, the pages of a search engine are not.
 
-    Degenerate cases: those of GRPO; a group without advantage still trains its observations. A message that
-    branches share gets its largest weight.
+    Degenerate cases: those of GRPO. A group without advantage still trains its observations. A message shared by
+    several branches gets the largest of its weights.
     """
 
     def __init__(self, config: EchoConfig, clients: object = None) -> None:
@@ -52,8 +53,8 @@ class EchoAlgorithm(GroupRelativeAlgorithm[EchoConfig]):
             end = start + len(node.token_ids)
             alpha = self.alphas.get(node.message.role, 0.0)
             if answered and not node.sampled and alpha and (node.is_content or not stripped):
-                chosen = zip(content_mask(node), keep[start:end], strict=True)
-                merge_weights(node, CE, [alpha if body and kept else 0.0 for body, kept in chosen])
+                selected = zip(content_mask(node), keep[start:end], strict=True)
+                merge_weights(node, CE, [alpha if content and kept else 0.0 for content, kept in selected])
             start, answered = end, answered or node.sampled
             stripped = stripped or _may_be_stripped(node)
 
@@ -64,24 +65,24 @@ class EchoAlgorithm(GroupRelativeAlgorithm[EchoConfig]):
         masks = self.filter(trace)
         if [len(mask) for mask in masks] != lengths:
             raise ValueError(
-                f"the echo filter returned masks of {[len(mask) for mask in masks]} tokens for trace {trace.id}, whose "
-                f"trainable branches have {lengths}; return one mask per trainable branch over its token_ids"
+                f"the echo filter returned masks of {[len(mask) for mask in masks]} tokens for trace {trace.id}, but "
+                f"its trainable branches have {lengths}; return one mask per trainable branch over its token_ids"
             )
         return masks
 
 
 def content_mask(node: MessageNode) -> list[bool]:
-    """Which tokens of a message are its body; all where the renderer does not say."""
+    """Return the mask of content tokens of a message. All True if the renderer does not mark content."""
     return node.is_content if len(node.is_content) == len(node.token_ids) else [True] * len(node.token_ids)
 
 
 def _may_be_stripped(node: MessageNode) -> bool:
-    """Whether a message is an answer with thinking that was rendered, not sampled."""
+    """Return True for an answer with thinking that was rendered, not sampled."""
     return not node.sampled and bool(getattr(node.message, "reasoning_content", None))
 
 
 def load_filter(config: EchoFilterConfig) -> Filter:
-    """The user's function with its arguments. Raises `ValueError` when there is none at the path."""
+    """Load the user's filter function and bind its arguments. Raises `ValueError` if it cannot be imported."""
     try:
         return partial(load_function(config.import_path), **config.kwargs)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What algorithms that compare traces have in common: who is compared, what is counted."""
+"""Base classes of algorithms that compare traces: eligibility, advantages and metrics."""
 
 import logging
 from abc import abstractmethod
@@ -25,61 +25,67 @@ logger = logging.getLogger(__name__)
 ConfigT = TypeVar("ConfigT", bound=BaseAlgorithmConfig)
 
 SHARES = {"groups": "zero_advantage_groups", "traces": "adv_zero_ratio", "tokens": "zero_advantage_tokens"}
-"""What is compared, and the metric of its share that has no advantage."""
+"""Metric of the share without advantage, by the unit that it counts."""
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """A trace that takes part in a comparison."""
+    """Trace that takes part in a comparison, with its episode."""
 
     episode: Episode
     trace: Trace
 
 
 def rewards_of(attempts: list[Attempt]) -> Array:
-    """f64[N]: the reward of each trace."""
+    """Return the reward of each trace, f64[N]."""
     return np.array([attempt.trace.reward for attempt in attempts], dtype=np.float64)
 
 
 class CreditingAlgorithm(Algorithm[ConfigT]):
-    """One advantage per trace: subclasses say in `credit` what the eligible traces of a group are worth, and call
-    `assign` from the hook whose timing fits.
+    """Base class of algorithms with one advantage per trace.
 
-    Traces with an error, of an untrainable agent, without sampled tokens, or without a finite reward take no
-    part, keep no advantage, and are counted. A group of which none is left is no work.
+    A subclass computes the advantages of a group in `credit`, and calls `assign` from one of the hooks. Traces with an
+    error, of an untrainable agent, without sampled tokens or without a finite reward are excluded from comparison, get
+    no advantage and are counted. Groups with no remaining traces are skipped.
     """
 
     def __init__(self, config: ConfigT, clients: object = None) -> None:
         super().__init__(config, clients)
         self.counts: Counter[str] = Counter()
-        """Events since the last reading of `metrics`."""
+        """Number of events since the previous call of `metrics`, by name."""
         self.means: dict[str, list[float]] = {}
-        """Values since the last reading, of which `metrics` reports the mean."""
+        """Values since the previous call of `metrics`, which reports their means."""
         self._warned: set[str] = set()
 
     @abstractmethod
     def credit(self, attempts: list[Attempt]) -> Array:
-        """f64[N]: one advantage per attempt of a group, in the order of the group's episodes and their
-        traces."""
+        """Compute the advantages of a group.
+
+        Args:
+            attempts: eligible traces, in the order of the group's episodes and their traces.
+
+        Returns:
+            f64[N], one advantage per attempt.
+        """
 
     def assign(self, episodes: list[Episode]) -> None:
-        """Credit the traces of each group."""
+        """Compute and write the advantages of every group."""
         for attempts in self.compared(episodes):
             self.give(attempts, self.credit(attempts))
 
     def compared(self, episodes: list[Episode]) -> Iterator[list[Attempt]]:
-        """The traces of each group that take part; the others are counted."""
+        """Yield the eligible traces of each group, and count the others by reason."""
         for group in groups_by_id(episodes):
             if len(group) == 1 and self.config.needs_siblings:
                 self.warn_once(
-                    "a group of one episode has no siblings to be compared with, so its advantage is 0 and it "
-                    "trains nothing; set group_size to 2 or more"
+                    "a group of one episode has no siblings to compare with, so its advantage is 0 and it trains "
+                    "nothing; set group_size to 2 or more"
                 )
             if attempts := self._eligible(group):
                 yield attempts
 
     def give(self, attempts: list[Attempt], advantages: Array) -> None:
-        """Write the advantages of a group, one per attempt, and count them."""
+        """Write the advantages of a group on its traces, and count them."""
         self.counts["groups"] += 1
         self.counts["zero_advantage_groups"] += not advantages.any()
         for attempt, advantage in zip(attempts, advantages, strict=True):
@@ -90,23 +96,28 @@ class CreditingAlgorithm(Algorithm[ConfigT]):
                 self.counts.update(adv_zero_ratio=1, zero_advantage_tokens=tokens)
 
     def metrics(self) -> dict[str, float]:
-        """`groups`, `traces`, `tokens` (sampled ones), all of which were compared; `zero_advantage_groups`,
-        `adv_zero_ratio`, `zero_advantage_tokens` (the shares of them without advantage, in [0, 1]);
-        `excluded/REASON` (traces) and what the algorithm itself notes, since the last call."""
+        """Return the metrics since the previous call.
+
+        - `groups`, `traces`, `tokens`: number of compared groups, traces and sampled tokens.
+        - `zero_advantage_groups`, `adv_zero_ratio`, `zero_advantage_tokens`: shares of these without advantage,
+          in [0, 1].
+        - `excluded/REASON`: number of excluded traces.
+        - Means of the values that the algorithm passed to `note`.
+        """
         counts, self.counts = self.counts, Counter()
         means, self.means = self.means, {}
         metrics = {key: float(value) for key, value in counts.items()}
-        for whole, share in SHARES.items():
-            if counts[whole]:
-                metrics[share] = counts[share] / counts[whole]
+        for unit, share in SHARES.items():
+            if counts[unit]:
+                metrics[share] = counts[share] / counts[unit]
         return metrics | {key: float(np.mean(values)) for key, values in means.items()}
 
     def note(self, name: str, value: float) -> None:
-        """Add a value to a mean of `metrics`."""
+        """Add a value to the mean that `metrics` reports as `name`."""
         self.means.setdefault(name, []).append(value)
 
     def warn_once(self, message: str) -> None:
-        """Log a warning the first time."""
+        """Log a warning, once per message."""
         if message not in self._warned:
             self._warned.add(message)
             logger.warning("%s", message)
@@ -119,7 +130,7 @@ class CreditingAlgorithm(Algorithm[ConfigT]):
 
 
 class ComparingAlgorithm(CreditingAlgorithm[ConfigT]):
-    """One advantage per trace, known when its group is complete."""
+    """Base class of algorithms with one advantage per trace, computed when its group is complete."""
 
     async def score_group(self, episodes: list[Episode]) -> None:
         self.assign(episodes)

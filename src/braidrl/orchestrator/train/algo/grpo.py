@@ -22,29 +22,30 @@ ConfigT = TypeVar("ConfigT", bound=GroupRelativeConfig)
 
 
 class GroupRelativeAlgorithm(CreditingAlgorithm[ConfigT]):
-    """Every sampled token of rollout i gets A_i = s_i - b, or (s_i - b) / (std(s) + 1e-6), or s_i.
+    """Base class of `grpo` and `echo`: advantages relative to a group or a batch (`docs/algorithms.md`).
 
-    s = r by default; with `length_penalty`, r less the penalty (`length_penalty.py`), which is the group's.
-    `advantage_norm` says what s is measured against, b = mean(s) and the sample's std(s) over
-    - `group_mean`, `group_zscore`: the rollouts of its group, as soon as that is complete;
-    - `batch_mean`, `batch_zscore`: the environment's rollouts in the optimizer step, all of which the orchestrator
-      holds; `none`: nothing, A_i = s_i.
-    With `length_weighted_baseline`, b = sum(L_i s_i) / sum(L_i) for L_i sampled tokens of the group, so that
-    sum(L_i A_i) = 0: the group's tokens, not its rollouts, have zero mean credit.
-    With `loss_aggregation = "prompt"` each sampled token weighs 1/T in the rl component, T the sampled tokens
-    of the group's eligible rollouts: every group weighs the same, however long its rollouts are.
+    The shaped reward s_i of rollout i is its reward, minus the length penalty if there is one. `advantage_norm`
+    selects the advantage of its sampled tokens:
 
-    Source: seed 002 (the modes), seed 000 (shaping, baseline, aggregation).
+    - `group_mean`, `batch_mean`: A_i = s_i - mean(s).
+    - `group_zscore`, `batch_zscore`: A_i = (s_i - mean(s)) / (std(s) + 1e-6), with the sample standard deviation.
+    - `none`: A_i = s_i.
 
-    Groups that are compared have equal sizes, counted in episodes: `group_size` sees to it in every run, so
-    `score_group` refuses unequal ones together (ValueError). A sibling that failed is a member as well: it takes no
-    part in mean and deviation, and stops nothing.
+    Group modes compare the rollouts of a group, batch modes those of the source in one optimizer step.
+
+    With `length_weighted_baseline`, the baseline is sum(L_i s_i) / sum(L_i) for L_i sampled tokens, so that the
+    advantages sum to zero over the tokens of a group. With `loss_aggregation = "prompt"`, each sampled token has
+    weight 1/T in the `rl` component, for T sampled tokens in the eligible rollouts of its group, so that all groups
+    have equal weight.
+
+    `score_group` raises `ValueError` if it gets groups of unequal size, in episodes. A failed episode counts as a
+    member of its group, but is excluded from mean and standard deviation.
     """
 
     def __init__(self, config: ConfigT, clients: object = None) -> None:
         super().__init__(config, clients)
         self.shaped: dict[str, float] = {}
-        """Shaped reward of each trace that waits for its batch, by id, as long as the trace lives."""
+        """Shaped rewards of traces that wait for their batch, by trace id. Removed with the trace (weakref)."""
 
     async def score_group(self, episodes: list[Episode]) -> None:
         self._require_equal_groups(episodes)
@@ -60,8 +61,8 @@ class GroupRelativeAlgorithm(CreditingAlgorithm[ConfigT]):
         values = [self.shaped[attempt.trace.id] for attempts in groups for attempt in attempts]
         advantages = self.normalize(np.array(values, dtype=np.float64))
         for attempts in filter(None, groups):
-            own, advantages = np.split(advantages, [len(attempts)])
-            self.give(attempts, own)
+            group_values, advantages = np.split(advantages, [len(attempts)])
+            self.give(attempts, group_values)
 
     def credit(self, attempts: list[Attempt]) -> Array:
         shaped = self.shape(attempts)
@@ -71,7 +72,10 @@ class GroupRelativeAlgorithm(CreditingAlgorithm[ConfigT]):
         return self.normalize(shaped)
 
     def shape(self, attempts: list[Attempt]) -> Array:
-        """f64[N]: the rewards of a group less its length penalty. Also weighs the tokens of the group."""
+        """Return the rewards of a group minus its length penalty, f64[N].
+
+        Also writes the token weights of `loss_aggregation = "prompt"`.
+        """
         rewards, traces = rewards_of(attempts), [attempt.trace for attempt in attempts]
         if self.config.length_penalty is not None:
             penalty = length_penalty(traces, rewards, self.config.length_penalty)
@@ -85,7 +89,7 @@ class GroupRelativeAlgorithm(CreditingAlgorithm[ConfigT]):
         return rewards
 
     def normalize(self, shaped: Array) -> Array:
-        """f64[N]: the advantages of a group, or of a batch, by `advantage_norm`."""
+        """Return the advantages of a group or a batch according to `advantage_norm`, f64[N]."""
         if self.config.advantage_norm == "none":
             return shaped
         zscore = self.config.advantage_norm.endswith("zscore")
@@ -99,23 +103,25 @@ class GroupRelativeAlgorithm(CreditingAlgorithm[ConfigT]):
         sizes = sorted({len(group) for group in groups_by_id(episodes)})
         if self.config.needs_siblings and len(sizes) > 1:
             raise ValueError(
-                f'advantage_norm = "{self.config.advantage_norm}" compares groups of equal size, and these have '
-                f"{', '.join(map(str, sizes))} episodes; pass whole groups, failed episodes included, or compare "
+                f'advantage_norm = "{self.config.advantage_norm}" requires groups of equal size, but these have '
+                f"{', '.join(map(str, sizes))} episodes; pass whole groups, including failed episodes, or normalise "
                 'over the batch: advantage_norm = "batch_mean" or "batch_zscore"'
             )
 
 
 class GRPOAlgorithm(GroupRelativeAlgorithm[GRPOConfig]):
-    """Every sampled token of rollout i gets A_i = r_i - mean(r), the mean over the rollouts of its group.
-    Shaping, baseline, `advantage_norm` and aggregation: see the base class.
+    """Reward minus the mean reward of the group: A_i = r_i - mean(r) for every sampled token of rollout i.
 
-    Source: GRPO (arXiv:2402.03300) without the division by the standard deviation, which would weigh a group
-    by how nearly its rollouts agree (Dr. GRPO, arXiv:2503.20783); `advantage_norm = "group_zscore"` divides.
+    Options: a length penalty, other baselines (`advantage_norm`, `length_weighted_baseline`) and equal weight per
+    group (`loss_aggregation`); see docs/algorithms.md.
 
-    Assumes that the rollouts of a group are exchangeable attempts at one task by one policy, so that their
-    mean reward is a baseline for each of them.
+    Source: GRPO (arXiv:2402.03300), without division by the standard deviation, which would give more weight to groups
+    with nearly equal rewards (Dr. GRPO, arXiv:2503.20783). `advantage_norm = "group_zscore"` restores it.
 
-    Degenerate cases: equal (shaped) rewards, and a group of one, give exactly 0, which trains nothing; so do those
-    of a batch in the batch modes, where a group of one is like any other. With `none` there is no baseline: a reward
-    of 0 trains nothing, and all others push up or down.
+    Assumes that the rollouts of a group are exchangeable attempts at one task by one policy, so that their mean reward
+    is a baseline for each of them.
+
+    Degenerate cases: equal shaped rewards, and a group of one, give exactly 0 and train nothing. In the batch modes
+    this holds for the batch instead of the group, so groups of one train. With `none` there is no baseline, and only
+    a reward of 0 trains nothing.
     """

@@ -1,4 +1,4 @@
-"""Shaping of rewards by length: long rollouts pay, the more the better their group does."""
+"""Length penalty: a reward penalty for long rollouts that grows with the mean reward of the group."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -8,14 +8,14 @@ from braidrl.configs.algorithm.group import LinearPenaltyConfig, LinearSubagentP
 from braidrl.orchestrator.train.algo.advantage import Array
 
 PROPAGATES = ("subagent_call", "continuation", "compaction_attempt", "compaction")
-"""Edges along which a call's successor belongs to the same subagent. All others (returns, cancellations,
-messages, unknown ones) lead out of it."""
+"""Edge types whose target belongs to the same subagent as the source. All other types (returns, cancellations,
+messages, unknown ones) leave the subagent."""
 
 
 def length_penalty(
     traces: list[Trace], rewards: Array, config: LinearPenaltyConfig | LinearSubagentPenaltyConfig
 ) -> Array:
-    """f64[N]: what each rollout of a group pays (`linear_penalty`), by its own token and turn counts."""
+    """Compute the penalty of each rollout of a group from its token and turn counts, f64[N] (`linear_penalty`)."""
     if isinstance(config, LinearSubagentPenaltyConfig):
         totals = [call_totals(trace, config.subagent_token_weight) for trace in traces]
     else:
@@ -31,33 +31,38 @@ def linear_penalty(
     turns: ArrayLike,
     config: LinearPenaltyConfig | LinearSubagentPenaltyConfig,
 ) -> Array:
-    """max(mean(r), 0) * (w_out O_i / max(O) + w_in I_i / max(I) + w_turn T_i / max(T)), maxima at least 1.
+    """Compute max(mean(r), 0) * (w_out O_i / max(O) + w_in I_i / max(I) + w_turn T_i / max(T)).
 
-    A group that never succeeds pays nothing, and a negative mean does not reward length.
+    Each maximum is at least 1. The clamp at 0 keeps a negative mean reward from rewarding length.
 
     Args:
-        rewards: raw rewards of the group.
-        outputs, inputs, turns: sampled tokens, other context tokens, and model calls of each rollout.
+        rewards: [N], raw rewards of the group.
+        outputs, inputs, turns: [N], number of sampled tokens, other context tokens and model calls of each rollout.
+
+    Returns:
+        f64[N], the penalties.
     """
     pass_rate = max(float(np.mean(np.asarray(rewards, dtype=np.float64))), 0.0)
-    weighed = (
+    terms = (
         (config.num_output_tokens_weight, outputs),
         (config.num_input_tokens_weight, inputs),
         (config.num_turns_weight, turns),
     )
-    shares = [weight * _share_of_longest(amounts) for weight, amounts in weighed]
+    shares = [weight * _share_of_longest(amounts) for weight, amounts in terms]
     return pass_rate * np.sum(shares, axis=0)
 
 
 def node_totals(trace: Trace) -> tuple[float, float]:
-    """(sampled tokens, other tokens) of the whole message graph; a shared message counts once."""
+    """Return (sampled tokens, other tokens) of the message graph. Messages shared by branches count once."""
     sampled = sum(sum(node.mask) for node in trace.nodes)
     return float(sampled), float(sum(len(node.token_ids) for node in trace.nodes) - sampled)
 
 
 def call_totals(trace: Trace, subagent_weight: float) -> tuple[float, float]:
-    """(output tokens, newly introduced input tokens) summed over model calls, those of subagents at
-    `subagent_weight`, however deeply nested. Assumes that branches share no messages."""
+    """Return (output tokens, new input tokens), summed over model calls.
+
+    Tokens of calls by subagents of any depth count `subagent_weight` times. Assumes that branches share no messages.
+    """
     subagent = subagent_calls(trace)
     output = new_input = 0.0
     for index, node in enumerate(trace.nodes):
@@ -69,8 +74,10 @@ def call_totals(trace: Trace, subagent_weight: float) -> tuple[float, float]:
 
 
 def subagent_calls(trace: Trace) -> set[int]:
-    """Nodes that belong to a subagent: every target of a `subagent_call` edge, and what follows from these
-    along `PROPAGATES`. A call without attribution belongs to none."""
+    """Return the indices of nodes that belong to a subagent.
+
+    These are the targets of `subagent_call` edges and everything reachable from them along `PROPAGATES` edges.
+    """
     edges = [
         (link.node, target, link.type)
         for target, node in enumerate(trace.nodes)
@@ -86,7 +93,7 @@ def subagent_calls(trace: Trace) -> set[int]:
 
 
 def _new_input(trace: Trace, index: int) -> int:
-    """Unsampled tokens on the way from the previous model call to this one."""
+    """Count the unsampled tokens on the path from the previous model call to this one."""
     node = trace.nodes[index]
     count = len(node.token_ids) - sum(node.mask)
     parent = node.parent

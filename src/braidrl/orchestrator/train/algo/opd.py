@@ -9,19 +9,19 @@ from braidrl.orchestrator.train.algo.routing import eligible_traces
 
 
 class OPDAlgorithm(Algorithm[OPDConfig]):
-    """The policy samples, and every sampled token learns from g_t = log pi_teacher(y_t) - log pi(y_t): the
-    gradient of the reverse KL to the teacher, estimated at the token that was drawn.
+    """On-policy distillation: reverse KL to a teacher on the tokens that the policy sampled.
 
-    The teacher's log-probs are attached here; the trainer forms g_t against its own policy (the `ref_kl`
-    component). There is no advantage, and the group size only fans out sampling.
+    The signal of a token is g_t = log pi_teacher(y_t) - log pi(y_t), a single-sample estimate of the gradient of the
+    reverse KL. This class attaches the teacher's log-probs. The trainer computes g_t with its current policy (the
+    `ref_kl` component). There are no advantages, and `group_size` only sets the number of samples per task.
 
     Source: on-policy distillation (Thinking Machines, 2025; MiniLLM, arXiv:2306.08543).
 
-    Assumes a teacher with the policy's tokenizer, refused at the start otherwise
-    (`Reference.check_tokenizer`), whose context holds a whole sample and one token more.
+    Assumes that the teacher has the policy's tokenizer (checked at startup by `Reference.check_tokenizer`) and a
+    context of at least the sample length plus one token.
 
-    Degenerate cases: a teacher that equals the policy gives 0. A teacher that is down, slow or wrong fails the
-    episode, which is recorded and left out.
+    Degenerate cases: a teacher equal to the policy gives 0. If the teacher is down, too slow or returns invalid data,
+    the episode fails. It is recorded and excluded.
     """
 
     async def setup(self) -> None:

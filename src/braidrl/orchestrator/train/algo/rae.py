@@ -12,21 +12,21 @@ from braidrl.orchestrator.train.algo.group import Attempt, CreditingAlgorithm, r
 
 
 class RAEAlgorithm(CreditingAlgorithm[RAEConfig]):
-    """Every sampled token of a trace gets A = r - b, then b <- decay b + (1 - decay) r, for b the baseline of
-    the trace's agent, which starts at 0.
+    """Reward minus the running mean reward of the agent: A = r - b for every sampled token of a trace.
 
-    Source: SPIRAL (arXiv:2506.24119). One instance serves one environment, so baselines are those of the
-    paper's (game, role). Credit is measured before the update, and traces follow each other in order: the
-    second trace of an agent in a group sees the first one's update. Episodes are scored with their batch, in the
-    order of dispatch, so that baselines do not depend on which of them ends first, and a checkpoint's hold the
-    episodes of its batches and no others.
+    Each agent has a baseline b. It starts at 0 and is updated after each trace: b <- decay b + (1 - decay) r. A trace's
+    advantage uses the baseline before its own update. Episodes are scored with their batch in dispatch order, so
+    baselines do not depend on completion order, and a checkpoint contains the updates of exactly the episodes trained
+    so far.
 
-    Assumes that an agent's past rewards predict its next one, which holds where roles are asymmetric and
-    rewards sum to zero, and where a group mean would mix roles. Siblings are not needed: any group size works.
-    With one agent this is REINFORCE with a running mean.
+    Source: SPIRAL (arXiv:2506.24119). Each source has its own instance, so a baseline belongs to one (game, role) of
+    the paper.
 
-    Degenerate cases: the first 1/(1 - decay) traces of an agent see a baseline that is still near 0; a reward
-    that equals the baseline gives 0. Baselines are part of a checkpoint.
+    Assumes that past rewards of an agent predict its next reward. This holds for asymmetric roles in zero-sum games,
+    where a group mean would mix the roles. Any group size works. With one agent this is REINFORCE with a running mean.
+
+    Degenerate cases: for the first 1/(1 - decay) traces of an agent, the baseline is still close to 0. A reward equal
+    to the baseline gives 0.
     """
 
     order_matters: ClassVar[bool] = True
@@ -41,9 +41,11 @@ class RAEAlgorithm(CreditingAlgorithm[RAEConfig]):
     def credit(self, attempts: list[Attempt]) -> Array:
         agents = [attempt.trace.agent.name for attempt in attempts]
         rewards = rewards_of(attempts)
-        return np.array([self._measure(agent, reward) for agent, reward in zip(agents, rewards, strict=True)])
+        return np.array(
+            [self._advantage(agent, reward) for agent, reward in zip(agents, rewards, strict=True)]
+        )
 
-    def _measure(self, agent: str, reward: float) -> float:
+    def _advantage(self, agent: str, reward: float) -> float:
         baseline = self.baselines.get(agent, 0.0)
         self.baselines[agent] = self.config.decay * baseline + (1.0 - self.config.decay) * float(reward)
         return float(reward) - baseline
@@ -55,5 +57,5 @@ class RAEAlgorithm(CreditingAlgorithm[RAEConfig]):
         self.baselines = {agent: float(value) for agent, value in state["baselines"].items()}
 
     def metrics(self) -> dict[str, float]:
-        """Also `baseline/AGENT`, as it stands."""
+        """Return the metrics of the base class, and the current `baseline/AGENT` of every agent."""
         return super().metrics() | {f"baseline/{agent}": value for agent, value in self.baselines.items()}

@@ -1,4 +1,4 @@
-"""Reference models: how likely does another model find the tokens that the policy sampled?"""
+"""Reference models: log-probs of the policy's samples under another served model."""
 
 import asyncio
 import math
@@ -15,27 +15,27 @@ from braidrl.orchestrator.train.algo.routing import assign_reference_logprobs
 from braidrl.utils.http import RETRIED, Backoff, bearer, describe, read_api_key
 
 GENERATE, COMPLETIONS = "/inference/v1/generate", "/v1/completions"
-"""Routes that score prompts, the preferred one first."""
+"""Routes that score prompts, in order of preference."""
 ABSENT = (404, 405, 501)
-"""Statuses of a route that a server does not have."""
+"""Status codes of a missing route."""
 PROBES = ("Hello, world! 0123456789", "def f(x):\n    return [x, -x]", "naïve 数学 ∑")
-"""Texts on which two tokenizers are compared."""
+"""Texts used to compare two tokenizers."""
 
 
 class ScoringError(RuntimeError):
-    """A reference model did not score what it was asked to."""
+    """A reference model failed to score tokens."""
 
 
 class PolicyClients(Protocol):
-    """What an algorithm sees of the live policy."""
+    """Access of an algorithm to the live policy."""
 
     url: str
-    """Address, without a trailing `/v1`."""
+    """Base URL, without a trailing `/v1`."""
     api_key: str | None
 
     @property
     def policy(self) -> str:
-        """Name of the policy, which is also where its tokenizer lies."""
+        """Name of the policy, which is also the path of its tokenizer."""
 
 
 class _Entry(msgspec.Struct):
@@ -44,7 +44,7 @@ class _Entry(msgspec.Struct):
 
 
 Scored = list[dict[str, _Entry] | None]
-"""vLLM's `prompt_logprobs`: for each token (None for the first) its own entry and likely others', by id."""
+"""vLLM's `prompt_logprobs`: for each token, entries by token id, including its own. None for the first token."""
 
 
 class _ScoringChoice(msgspec.Struct):
@@ -57,14 +57,14 @@ class _ScoringAnswer(msgspec.Struct):
 
 
 class Reference:
-    """A model behind one or several vLLM-like servers, with connections of its own. Use as an async context.
+    """Client of a model behind one or several vLLM-compatible servers. Use it as an async context manager.
 
     Args:
-        name: the model's name at the servers.
-        urls: addresses of replicas, with or without a trailing `/v1`.
-        api_key: sent with every request; None: no key.
-        max_concurrent: most requests at once.
-        timeout: deadline of one request, retries included, in seconds.
+        name: name of the model at the servers.
+        urls: addresses of the replicas, with or without a trailing `/v1`.
+        api_key: API key of the servers, or None without one.
+        max_concurrent: maximum number of concurrent requests.
+        timeout: deadline of one request including its retries, in seconds.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Reference:
 
     @classmethod
     def frozen(cls, model: FrozenModelConfig, *, max_concurrent: int = 32, timeout: float = 300.0) -> Self:
-        """A frozen model that somebody else serves."""
+        """Create a reference for a frozen model."""
         key = read_api_key(model.api_key_var, f"the frozen model {model.name!r}")
         return cls(model.name, model.base_url, api_key=key, max_concurrent=max_concurrent, timeout=timeout)
 
     @classmethod
     def live(cls, clients: PolicyClients, *, max_concurrent: int, timeout: float) -> Self:
-        """The live policy, as it is when it is asked."""
+        """Create a reference for the live policy, at its version at the time of each request."""
         key = clients.api_key
         return cls(clients.policy, [clients.url], api_key=key, max_concurrent=max_concurrent, timeout=timeout)
 
@@ -106,10 +106,10 @@ class Reference:
         return f"the reference {self.name!r} at {', '.join(self.load)}"
 
     async def score(self, token_ids: Sequence[int]) -> list[float]:
-        """log p(token t | the tokens before it) at temperature 1 for every token; NaN for the first.
+        """Return log p(token t | preceding tokens) at temperature 1 for every token. NaN for the first.
 
-        Raises `ScoringError` when the servers are down or slow for `timeout` seconds, refuse, cannot score
-        prompts, or give an answer that does not fit.
+        Raises `ScoringError` if no server responds within `timeout` seconds, the request is rejected, the server cannot
+        score prompts, or the response does not match the tokens.
         """
         entries = await self._scored(token_ids)
         pairs = list(zip(token_ids, entries, strict=True))
@@ -118,37 +118,37 @@ class Reference:
     # -- tokenizers
 
     async def check_tokenizer(self, policy: str) -> None:
-        """Raise `ScoringError` unless every server reads token ids as the policy's tokenizer writes them.
+        """Raise `ScoringError` unless every server has the policy's tokenizer, as far as its routes show.
 
-        Where a server offers `/tokenize`, it must give the same ids for `PROBES`. Then these ids and the
-        last one of the policy's vocabulary are scored: a smaller vocabulary refuses that, and the text that
-        the answer gives for each id (`decoded_token`, where it is there) must be the policy's.
+        If a server has `/tokenize`, it must return the policy's ids for `PROBES`. It must also score these ids and the
+        last id of the policy's vocabulary, which a smaller vocabulary rejects. If the response contains the text of
+        each id (`decoded_token`), it must match the policy's tokenizer.
         """
         tokenizer = await asyncio.to_thread(_load_tokenizer, policy)
         for url in self.load:
             if difference := await self._difference(url, tokenizer):
                 raise ScoringError(
-                    f"{self} has another tokenizer than the policy {policy}: {difference}; it would score other "
-                    "text. Use a model of the policy's family"
+                    f"{self} has a different tokenizer from the policy {policy}: {difference}, so it would score "
+                    "different text; use a model of the policy's family"
                 )
 
     async def _difference(self, url: str, tokenizer: Any) -> str | None:
-        """How a server reads tokens otherwise than a tokenizer; None where no difference shows."""
+        """Describe the first difference between the tokenizer of a server and `tokenizer`, or return None."""
         probes = {text: tokenizer.encode(text, add_special_tokens=False) for text in PROBES}
-        for text, ours in probes.items():
-            theirs = await self._tokenize(url, text)
-            if theirs is not None and theirs != ours:
-                return f"for {text!r} it gives the ids {theirs} where the policy has {ours}"
-        token_ids = [token for ours in probes.values() for token in ours] + [len(tokenizer) - 1]
+        for text, expected in probes.items():
+            returned = await self._tokenize(url, text)
+            if returned is not None and returned != expected:
+                return f"for {text!r} it returns the ids {returned}, the policy {expected}"
+        token_ids = [token for ids in probes.values() for token in ids] + [len(tokenizer) - 1]
         entries = await self._scored(token_ids, url)
         for token, entry in list(zip(token_ids, entries, strict=True))[1:]:
-            there, here = entry[str(token)].decoded_token, tokenizer.decode([token])
-            if there is not None and _differ(there, here):
-                return f"token {token} is {there!r} there and {here!r} here"
+            decoded, expected_text = entry[str(token)].decoded_token, tokenizer.decode([token])
+            if decoded is not None and _differ(decoded, expected_text):
+                return f"token {token} is {decoded!r}, in the policy {expected_text!r}"
         return None
 
     async def _tokenize(self, url: str, text: str) -> list[int] | None:
-        """A server's ids of a text; None where it has no such route."""
+        """Tokenize a text on a server. Returns None without the route."""
         body = {"model": self.name, "prompt": text, "add_special_tokens": False}
         status, answer = await self._ask("/tokenize", body, url)
         if status in ABSENT:
@@ -158,28 +158,28 @@ class Reference:
     # -- requests
 
     async def _scored(self, token_ids: Sequence[int], url: str | None = None) -> list[dict[str, _Entry]]:
-        """For each token what the server says of it, by id, itself among them; nothing for the first."""
+        """Return the entries of each token by id, including its own. Empty for the first token."""
         status, answer = await self._ask(self._route, self._body(self._route, token_ids), url)
         if status in ABSENT and self._route == GENERATE:
             status, answer = await self._ask(COMPLETIONS, self._body(COMPLETIONS, token_ids), url)
             self._route = COMPLETIONS if status == 200 else GENERATE
         if status != 200:
             raise ScoringError(
-                f"{self} refused to score {len(token_ids)} tokens: status {status}, {_text(answer)}"
+                f"{self} refused to score {len(token_ids)} tokens: status {status}, {_preview(answer)}"
             )
         decoded = self._decode(answer, _ScoringAnswer)
         scored = decoded.prompt_logprobs or next((c.prompt_logprobs for c in decoded.choices), None)
         if scored is None:
             raise ScoringError(
-                f"{self} cannot score prompts: its answer has no prompt_logprobs; serve it with vLLM or with "
+                f"{self} cannot score prompts: its response has no prompt_logprobs; serve it with vLLM or "
                 "`braid inference`"
             )
         entries = [entry or {} for entry in scored]
-        held = [str(token) in entry for token, entry in zip(token_ids, entries)]
-        if len(entries) != len(token_ids) or not all(held[1:]):
+        matching = [str(token) in entry for token, entry in zip(token_ids, entries)]
+        if len(entries) != len(token_ids) or not all(matching[1:]):
             raise ScoringError(
-                f"{self} scored {len(entries)} tokens, {sum(held)} of them those that were asked for, where "
-                f"{len(token_ids)} were sent"
+                f"{self} returned scores of {len(entries)} tokens, {sum(matching)} of them matching, but "
+                f"{len(token_ids)} tokens were sent; serve it with vLLM or `braid inference`"
             )
         return entries
 
@@ -194,12 +194,14 @@ class Reference:
             return msgspec.json.decode(answer, type=shape)
         except msgspec.DecodeError as error:
             raise ScoringError(
-                f"{self} gave an answer that cannot be read ({error}): {_text(answer)}"
+                f"{self} returned a response that cannot be decoded ({error}): {_preview(answer)}"
             ) from None
 
     async def _ask(self, route: str, body: dict[str, Any], only: str | None = None) -> tuple[int, bytes]:
-        """(status, answer) of the least busy server, or of `only` one; what fails for a passing reason is tried
-        again."""
+        """Send a request to the least loaded server, or to the server `only`. Returns (status, body).
+
+        Connection errors and temporary statuses are retried until `timeout`, on servers with fewer failures first.
+        """
         async with self._slots:
             backoff, seen = Backoff(self.timeout), ""
             failed: Counter[str] = Counter()
@@ -210,16 +212,16 @@ class Reference:
                     status, answer = await self._post(url + route, body, backoff.remaining)
                     if status not in RETRIED:
                         return status, answer
-                    seen = f"{url} answered {status}: {_text(answer)}"
+                    seen = f"{url} answered {status}: {_preview(answer)}"
                 except TimeoutError:
-                    seen = seen or f"{url} was still working on the request"
+                    seen = seen or f"{url} was still processing the request"
                 except aiohttp.ClientError as error:
                     seen = f"{url}: {describe(error)}"
                 finally:
                     self.load[url] -= 1
                 failed[url] += 1
                 if not await backoff.sleep():
-                    raise ScoringError(f"{self} gave no answer within {self.timeout:g} s (last seen: {seen})")
+                    raise ScoringError(f"{self} did not answer within {self.timeout:g} s (last seen: {seen})")
 
     async def _post(self, url: str, body: dict[str, Any], timeout: float) -> tuple[int, bytes]:
         limit = aiohttp.ClientTimeout(total=max(0.001, timeout))
@@ -232,7 +234,8 @@ async def score_traces(
 ) -> None:
     """Score every branch of the traces and attach the log-probs of their sampled tokens.
 
-    `prefixes` holds the token ids that stand before each trace's branches; None: nothing does.
+    Args:
+        prefixes: token ids to insert before the branches of each trace, or None for no prefix.
     """
     prefixes = prefixes or [[] for _ in traces]
     work = [
@@ -249,11 +252,14 @@ def _load_tokenizer(path: str) -> Any:
     return load_tokenizer(path)
 
 
-def _differ(theirs: str, ours: str) -> bool:
-    """Whether two readings of one id are different text; parts of characters and spaces do not tell."""
-    partial = "\ufffd" in theirs + ours or not theirs.strip()
-    return not partial and theirs.strip() != ours.strip()
+def _differ(decoded: str, expected: str) -> bool:
+    """Return True if two texts of one token id differ.
+
+    Partial characters and whitespace are ignored, since servers and tokenizers decode them in different ways.
+    """
+    inconclusive = "\ufffd" in decoded + expected or not decoded.strip()
+    return not inconclusive and decoded.strip() != expected.strip()
 
 
-def _text(answer: bytes) -> str:
+def _preview(answer: bytes) -> str:
     return answer[:300].decode(errors="replace")

@@ -1,4 +1,4 @@
-"""Which tokens learn what: credit and component weights, written on the nodes of a trace's message graph."""
+"""Training signals of tokens: advantages and component weights, stored on the nodes of a trace's message graph."""
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,31 +12,37 @@ from braidrl.orchestrator.train.samples import RL
 
 
 def trainable_nodes(trace: Trace) -> Iterator[MessageNode]:
-    """The nodes that hold sampled tokens, in node order. Credit for a trace is laid out along them."""
+    """Yield the nodes with sampled tokens, in node order. Per-token advantages of a trace follow this order."""
     return (node for node in trace.nodes if any(node.mask))
 
 
 def num_trainable_tokens(trace: Trace) -> int:
-    """Sampled tokens of the whole graph; a node that several branches share counts once."""
+    """Count the sampled tokens of the message graph. Nodes shared by branches count once."""
     return sum(sum(node.mask) for node in trace.nodes)
 
 
 def trainable_traces(episode: Episode) -> list[Trace]:
-    """The traces of an episode that have something to train, whether or not all went well."""
+    """Return the traces of trainable agents with sampled tokens, including failed ones."""
     return [trace for trace in episode.traces if trace.agent.trainable and num_trainable_tokens(trace)]
 
 
 def eligible_traces(episodes: Iterable[Episode]) -> list[Trace]:
-    """The traces that take part in comparisons and training: complete without error, of a trainable agent,
-    with at least one sampled token and a finite reward. All others stay out of every mean."""
+    """Return the traces that take part in comparisons and training.
+
+    They have no error, a trainable agent, at least one sampled token and a finite reward. All others are excluded
+    from every mean.
+    """
     return [
         trace for episode in episodes for trace in episode.traces if ineligibility(episode, trace) is None
     ]
 
 
 def ineligibility(episode: Episode, trace: Trace) -> str | None:
-    """Why a trace of `episode` takes no part: `not_trainable`, `error`, `no_sampled_tokens`, `no_reward`
-    (scoring was cut off, which is not a reward of 0) or `nonfinite_reward`; None if it does."""
+    """Return the reason why a trace of `episode` is not eligible, or None if it is.
+
+    One of `not_trainable`, `error`, `no_sampled_tokens`, `no_reward` (scoring was interrupted, which is not a reward of
+    0) and `nonfinite_reward`.
+    """
     if not trace.agent.trainable:
         return "not_trainable"
     if trace.has_error or (episode.errors and not episode.ok):
@@ -51,8 +57,7 @@ def ineligibility(episode: Episode, trace: Trace) -> str | None:
 
 
 def groups_by_id(episodes: Iterable[Episode]) -> list[list[Episode]]:
-    """Episodes that are compared with each other, by the id of their group and never by their position;
-    episodes without a group form one."""
+    """Group episodes by the id of their group. Episodes without a group form one group."""
     groups: dict[str | None, list[Episode]] = {}
     for episode in episodes:
         groups.setdefault(episode.group.id if episode.group else None, []).append(episode)
@@ -60,13 +65,13 @@ def groups_by_id(episodes: Iterable[Episode]) -> list[list[Episode]]:
 
 
 def assign_advantages(trace: Trace, advantages: float | Sequence[float]) -> None:
-    """Give every sampled token of `trace` its advantage.
+    """Set the advantages of all sampled tokens of `trace`.
 
     Args:
-        advantages: a scalar for all sampled tokens, or one value per sampled token, node after node.
+        advantages: one value for all sampled tokens, or one per sampled token in node order.
 
     Raises:
-        ValueError: a list of another length, or a value that is not finite.
+        ValueError: wrong number of values, or a value that is not finite.
     """
     expected = num_trainable_tokens(trace)
     if isinstance(advantages, int | float):
@@ -75,7 +80,7 @@ def assign_advantages(trace: Trace, advantages: float | Sequence[float]) -> None
     if len(values) != expected:
         raise ValueError(
             f"trace {trace.id}: {len(values)} advantages for {expected} sampled tokens; "
-            "give a scalar or exactly one value per sampled token, in node order"
+            "pass a scalar or exactly one value per sampled token, in node order"
         )
     if not all(math.isfinite(value) for value in values):
         raise ValueError(f"trace {trace.id}: advantages must be finite, got {values}")
@@ -87,12 +92,11 @@ def assign_advantages(trace: Trace, advantages: float | Sequence[float]) -> None
 
 
 def stamp_action_weights(trace: Trace, action_loss_type: ActionLossType) -> None:
-    """Send the sampled tokens of `trace` to the loss component of its algorithm.
+    """Route the sampled tokens of `trace` to a loss component, with weight 1.
 
-    `rl` needs no streams: absent ones mean weight 1 on every sampled token. `ce` and `ref_kl` take the
-    sampled tokens out of rl and put weight 1 on them in their own stream, over what it already holds
-    elsewhere. Tokens that nobody sampled (tool output, user turns, the template) never get an rl or ref_kl
-    weight.
+    `rl` needs no streams: without them, every sampled token has weight 1 in rl. For `ce` and `ref_kl`, all tokens get
+    weight 0 in rl, and sampled tokens weight 1 in that component. Other tokens (tool output, user turns, template)
+    keep their weights in it.
     """
     if action_loss_type == RL:
         return
@@ -104,39 +108,40 @@ def stamp_action_weights(trace: Trace, action_loss_type: ActionLossType) -> None
 
 
 def stamp_sampled(trace: Trace, component: str, weight: float) -> None:
-    """Give every sampled token of `trace` this weight in a component, over what its stream holds elsewhere."""
+    """Set the weight of every sampled token of `trace` in a component. Weights of other tokens do not change."""
     for node in trace.nodes:
         weights = dict(node.loss_weights or {})
-        own = weights.get(component, [0.0] * len(node.token_ids))
+        existing = weights.get(component, [0.0] * len(node.token_ids))
         weights[component] = [
-            weight if sampled else other for sampled, other in zip(node.mask, own, strict=True)
+            weight if sampled else other for sampled, other in zip(node.mask, existing, strict=True)
         ]
         node.loss_weights = weights
 
 
 def merge_weights(node: MessageNode, component: str, weights: Sequence[float]) -> None:
-    """Put weights on a node's tokens in a component; where it has some already, the larger one wins."""
+    """Set the weights of a node's tokens in a component to the maximum of the existing and the given weights."""
     streams = dict(node.loss_weights or {})
-    own = streams.get(component, [0.0] * len(node.token_ids))
-    streams[component] = [max(pair) for pair in zip(own, weights, strict=True)]
+    existing = streams.get(component, [0.0] * len(node.token_ids))
+    streams[component] = [max(pair) for pair in zip(existing, weights, strict=True)]
     node.loss_weights = streams
 
 
 def assign_reference_logprobs(branch: Branch, scored: Sequence[float], prefix: int = 0) -> None:
-    """Give the sampled tokens of a branch the log-probs of a reference. A message that branches share keeps
-    its first ones.
+    """Set the reference log-probs of the sampled tokens of a branch.
+
+    A message shared by several branches keeps its first log-probs.
 
     Args:
-        scored: one log-prob for each of `prefix` tokens in front of the branch, then for each of its tokens.
+        scored: log-probs of the `prefix` tokens before the branch, followed by those of its tokens.
 
     Raises:
-        ValueError: another length, or a sampled token without a finite log-prob.
+        ValueError: wrong number of values, or a sampled token without a finite log-prob.
     """
     expected = prefix + len(branch.token_ids)
     if len(scored) != expected:
         raise ValueError(
-            f"the reference scored {len(scored)} tokens where {expected} were sent ({prefix} in front of "
-            f"{len(branch.token_ids)})"
+            f"the reference scored {len(scored)} tokens, but {expected} were sent (a prefix of {prefix} and "
+            f"{len(branch.token_ids)} of the branch)"
         )
     start = prefix
     for node in branch.nodes:
@@ -145,7 +150,7 @@ def assign_reference_logprobs(branch: Branch, scored: Sequence[float], prefix: i
             float(value) for value, sampled in zip(scored[start:end], node.mask, strict=True) if sampled
         ]
         if not all(math.isfinite(value) for value in values):
-            raise ValueError(f"the reference gave a sampled token no finite log-prob: {values}")
+            raise ValueError(f"the reference returned no finite log-prob for a sampled token: {values}")
         if values and node.reference_logprobs is None:
             node.reference_logprobs = values
         start = end

@@ -8,23 +8,24 @@ from braidrl.orchestrator.train.algo.reference import Reference
 
 
 class SFTDistillAlgorithm(Algorithm[SFTDistillConfig]):
-    """Every token that the frozen model sampled trains with cross-entropy, at weight 1: l = -log pi(y_t).
+    """Hard distillation: cross-entropy l = -log pi(y_t) on every token sampled by a frozen model.
 
-    Source: sequence-level distillation (arXiv:1606.07947). There is no advantage, no importance ratio and no
-    group; `group_size` only fans out sampling.
+    Good and bad rollouts are imitated alike: rewards are recorded but not used. There are no advantages and no
+    importance ratios, and `group_size` only sets the number of samples per task.
 
-    Assumes that the frozen model has the policy's tokenizer, since its token ids are trained as they are;
-    another one is refused at the start (`Reference.check_tokenizer`). It imitates good and bad rollouts
-    alike; a reward is recorded but not used.
+    Source: sequence-level distillation (arXiv:1606.07947).
 
-    Degenerate cases: none of its own.
+    Assumes that the frozen model has the policy's tokenizer, since its token ids are used as targets. Checked at
+    startup by `Reference.check_tokenizer`.
+
+    Degenerate cases: none.
     """
 
     async def setup(self) -> None:
         source = self.config.sampling.source
-        assert source != "policy"  # the config refuses it
+        assert source != "policy"  # rejected by the config
         async with Reference.frozen(source) as teacher:
             await teacher.check_tokenizer(self.clients.policy)
 
     async def score_episode(self, episode: Episode) -> None:
-        """Nothing to add: its sampled tokens are routed to cross-entropy already."""
+        """Do nothing: `finalize_episode` has already routed the sampled tokens to `ce`."""

@@ -1,4 +1,4 @@
-"""Curricula: the choice of the next task, and the admission of finished groups.
+"""Curricula: selection of the next task, and admission of finished groups to training.
 
 Imports `orchestrator.train.algo` and `configs`.
 Start with `base.py`, then `curriculum.py`.

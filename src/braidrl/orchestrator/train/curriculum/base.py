@@ -1,4 +1,4 @@
-"""Parts of a curriculum: the tasks of a source, a sampler that chooses tasks, gates that admit finished groups."""
+"""Parts of a curriculum: tasks of a source, base class of samplers, base class of admission gates."""
 
 import itertools
 import random
@@ -12,44 +12,47 @@ from braidrl.configs.curriculum.gates import BaseGateConfig
 from braidrl.configs.curriculum.samplers import BaseSamplerConfig
 
 RECENT = 4096
-"""Tasks of an infinite taskset that are remembered, so that one under way is found without reading all over again."""
+"""Number of tasks of an infinite taskset that stay in memory, so that `Tasks.at` need not read it from the start."""
 
 
 class Tasks:
-    """A taskset whose tasks can be found again. A finite one is read once, an infinite one is streamed.
+    """Tasks of a taskset, accessible by number. A finite taskset is read once, an infinite one is streamed.
 
-    The number of a task is its place in what the taskset loads (`task.data.idx`).
+    The number of a task is its index in the taskset (`task.data.idx`).
 
     Raises:
         ValueError: the taskset is finite and empty.
-        RuntimeError: the taskset raises. One that is infinite does so only when it is asked for the next task.
+        RuntimeError: the taskset raised an error. For an infinite taskset, raised on access of the next task.
     """
 
     def __init__(self, taskset: Taskset) -> None:
         self.taskset = taskset
         self.name = taskset.config.id
         self.all: list[Task] | None = list(self._load()) if taskset.bounded else None
-        """Every task of a finite taskset, in source order."""
+        """All tasks of a finite taskset in source order, or None for an infinite one."""
         if self.all == []:
-            raise ValueError(f"taskset {self.name!r} has no tasks; loosen what it selects")
+            raise ValueError(f"taskset {self.name!r} has no tasks; widen its selection")
         self._known: dict[int, Task] = {number_of(task): task for task in self.all or ()}
 
     def stream(self, start: int = 0) -> Iterator[Task]:
-        """The tasks from the `start`-th on, without end: a finite taskset begins again."""
+        """Yield tasks without end, from number `start`. A finite taskset repeats."""
         if self.all is not None:
             return itertools.islice(itertools.cycle(self.all), start % len(self.all), None)
         return itertools.islice(self._read(), start, None)
 
     def at(self, number: int) -> Task:
-        """The task of this number. Raises `ValueError` where there is none any more."""
+        """Return the task with this number. Raises `ValueError` if it does not exist."""
         if number not in self._known and self.all is None:
             next((task for task in self._read() if number_of(task) >= number), None)
         if number not in self._known:
-            raise ValueError(f"taskset {self.name!r} has no task {number}; it changed since the checkpoint")
+            raise ValueError(
+                f"taskset {self.name!r} has no task {number}, but the checkpoint refers to it; resume "
+                "with the taskset of the original run"
+            )
         return self._known[number]
 
     def _load(self) -> Iterator[Task]:
-        """The taskset from its beginning."""
+        """Yield the tasks from the start. Raises `RuntimeError` if the taskset raises."""
         count = 0
         try:
             for task in self.taskset:
@@ -58,11 +61,11 @@ class Tasks:
         except Exception as error:
             raise RuntimeError(
                 f"taskset {self.name!r} raised after {count} tasks: {type(error).__name__}: {error}; the run stops, "
-                "because it would train on something else than was asked for"
+                "because it would train on an incomplete taskset. Fix the taskset"
             ) from error
 
     def _read(self) -> Iterator[Task]:
-        """An infinite taskset from its beginning."""
+        """Yield the tasks of an infinite taskset from the start, and remember the last `RECENT` ones."""
         for task in self._load():
             self._known[number_of(task)] = task
             if len(self._known) > RECENT:
@@ -71,7 +74,7 @@ class Tasks:
 
 
 def number_of(task: Task) -> int:
-    """The number that verifiers gives every task of a taskset."""
+    """Return the number that verifiers assigned to a task."""
     assert task.data.idx is not None
     return task.data.idx
 
@@ -81,35 +84,35 @@ GateConfigT = TypeVar("GateConfigT", bound=BaseGateConfig)
 
 
 class Stateful:
-    """What samplers and gates have in common: state and metrics."""
+    """Base class of samplers and gates: state and metrics."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs, as JSON-serialisable data."""
+        """Return the state for a checkpoint, as JSON-serialisable data."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`."""
+        """Restore the state returned by `state_dict`."""
 
     def metrics(self) -> dict[str, float]:
-        """Scalars of the step, for its log line."""
+        """Return the metrics of the step, for its log line."""
         return {}
 
 
 class TaskSampler(Stateful, ABC, Generic[SamplerConfigT]):
-    """Chooses the tasks of one training source and observes what became of them.
+    """Base class of samplers, which select the tasks of one training source and observe their outcome.
 
     Args:
-        tasks: what there is to choose from.
-        seed: root of its random numbers.
+        tasks: tasks of the source.
+        seed: root seed of the random numbers.
 
     Raises:
-        ValueError: the taskset is infinite, and the sampler is for finite ones.
+        ValueError: the taskset is infinite, but the sampler requires a finite one.
     """
 
     def __init__(self, config: SamplerConfigT, tasks: Tasks, seed: int) -> None:
         if config.finite_only and tasks.all is None:
             raise ValueError(
-                f"taskset {tasks.name!r} is infinite, and {type(self).__name__} is for finite ones; let it have a "
+                f"taskset {tasks.name!r} is infinite, but {type(self).__name__} requires a finite taskset; limit the "
                 'number of tasks, or use sampler.type = "standard" or "replay"'
             )
         self.config = config
@@ -118,23 +121,25 @@ class TaskSampler(Stateful, ABC, Generic[SamplerConfigT]):
 
     @abstractmethod
     def next_task(self) -> Task:
-        """The task of the next group."""
+        """Return the task of the next group."""
 
     def observe(self, group: Sequence[Episode]) -> None:
-        """See a finished group, whether it trains or not."""
+        """Process the outcome of a finished group, whether or not it trains."""
 
     def random(self, number: int) -> random.Random:
-        """The random numbers of the choice of this number, which is to be part of the state: a resumed run then draws
-        as if it had not stopped."""
+        """Return the random generator of the draw with this number.
+
+        If the number of draws is part of the state, a resumed run draws the same tasks as an uninterrupted one.
+        """
         return random.Random(f"{self.seed}/{number}")
 
 
 class AdmissionGate(Stateful, ABC, Generic[GateConfigT]):
-    """Decides which finished groups of one training source may train."""
+    """Base class of gates, which decide whether a finished group of a training source may train."""
 
     def __init__(self, config: GateConfigT) -> None:
         self.config = config
 
     @abstractmethod
     def admits(self, group: Sequence[Episode]) -> bool:
-        """Whether a group may train. It has the signal that its algorithm gives before a batch is full."""
+        """Return True if a group may train. It has the advantages that its algorithm assigns before a batch is full."""

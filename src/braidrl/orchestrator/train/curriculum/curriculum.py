@@ -1,4 +1,4 @@
-"""The curriculum of one training source, and the built-in samplers and gates by `type`."""
+"""Curriculum of one training source, and the built-in samplers and gates by `type`."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -25,41 +25,40 @@ SAMPLER_CLASSES: dict[str, type[TaskSampler]] = {
     "difficulty_pool": DifficultyPoolSampler,
     "replay": ReplaySampler,
 }
-"""The class behind each built-in `sampler.type`; other packages name theirs in their config class."""
+"""Class of each built-in `sampler.type`. Config classes of other packages name their own class."""
 GATE_CLASSES: dict[str, type[AdmissionGate]] = {
     "advantage_range": AdvRangeGate,
     "online_difficulty": OnlineDifficultyGate,
 }
-"""The class behind each built-in `gates.NAME.type`; other packages name theirs in their config class."""
+"""Class of each built-in `gates.NAME.type`. Config classes of other packages name their own class."""
 
 
 def sampler_class(config: type[BaseSamplerConfig]) -> type[TaskSampler]:
-    """The sampler that a config class is for. Raises `ValueError` where a package names none."""
+    """Return the sampler class of a config class. Raises `ValueError` if it does not name one."""
     return SAMPLER_CLASSES.get(str(tag_of(config))) or _of_package(SAMPLER, config, TaskSampler)
 
 
 def gate_class(config: type[BaseGateConfig]) -> type[AdmissionGate]:
-    """The gate that a config class is for. Raises `ValueError` where a package names none."""
+    """Return the gate class of a config class. Raises `ValueError` if it does not name one."""
     return GATE_CLASSES.get(str(tag_of(config))) or _of_package(GATE, config, AdmissionGate)
 
 
 def _of_package(kind: Kind[ConfigT], config: type[ConfigT], base: Any) -> Any:
-    """The class that a package's config class names, which must subclass `base`."""
+    """Return the class that a plugin's config class names. Raises `ValueError` unless it is a subclass of `base`."""
     found = kind.implementation(config)
     if not (isinstance(found, type) and issubclass(found, base)):
         raise ValueError(
-            f"{config.__name__}.{kind.target} = {getattr(config, kind.target)!r} is {found!r}, which is no "
-            f"{base.__name__}; subclass braidrl.orchestrator.train.curriculum.{base.__name__}"
+            f"{config.__name__}.{kind.target} = {getattr(config, kind.target)!r} is {found!r}, not a "
+            f"subclass of {base.__name__}; subclass braidrl.orchestrator.train.curriculum.{base.__name__}"
         )
     return found
 
 
 class Curriculum:
-    """What a source trains on: the sampler that chooses its tasks, the gates that admit its groups, and the state of
-    both in checkpoints and metrics.
+    """Sampler and gates of one training source, with their state and metrics.
 
     Args:
-        seed: root of the random numbers of the sampler.
+        seed: root seed of the sampler's random numbers.
     """
 
     def __init__(self, config: CurriculumConfig, taskset: Taskset, seed: int = 0) -> None:
@@ -70,17 +69,17 @@ class Curriculum:
         self._rejected: Counter[str] = Counter()
 
     def next_task(self) -> Task:
-        """The task of the next group."""
+        """Return the task of the next group."""
         return self.sampler.next_task()
 
     def task_at(self, number: int) -> Task:
-        """The task of a number: one that a checkpoint says was in flight."""
+        """Return the task with a number, for a group that was in flight at a checkpoint."""
         return self.tasks.at(number)
 
     def rejecting(self, group: Sequence[Episode]) -> list[str]:
-        """Let every gate judge a group; returns the names of those that reject it.
+        """Pass a group to every gate, and return the names of those that reject it.
 
-        Raises `RuntimeError` where a gate raises.
+        Raises `RuntimeError` if a gate raises.
         """
         names = [name for name in self.gates if not self._admits(name, group)]
         self._judged.update(self.gates.keys())
@@ -93,11 +92,11 @@ class Curriculum:
         except Exception as error:
             raise RuntimeError(
                 f"gate {name!r} ({type(self.gates[name]).__name__}) failed: {type(error).__name__}: {error}; the run "
-                "stops, because nobody would notice what it lets through"
+                "stops, because it would train on unfiltered groups. Fix the gate"
             ) from error
 
     def observe(self, group: Sequence[Episode]) -> None:
-        """Let the sampler see a finished group, whether it trains or not."""
+        """Pass a finished group to the sampler, whether or not it trains."""
         self.sampler.observe(group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -105,15 +104,18 @@ class Curriculum:
         return {"sampler": self.sampler.state_dict(), "gates": gates}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore `state_dict`. A gate that the state does not know starts anew."""
+        """Restore the state returned by `state_dict`. A gate that is not in it keeps its initial state."""
         self.sampler.load_state_dict(state["sampler"])
         for name, gate in self.gates.items():
             if name in state["gates"]:
                 gate.load_state_dict(state["gates"][name])
 
     def metrics(self) -> dict[str, float]:
-        """Scalars of the step, by name below `curriculum/ENV/`: the sampler's own; of each gate, under `gates/NAME/`,
-        its own, and how many groups it `judged` and `rejected` since the last call."""
+        """Return the metrics of the step, logged under `curriculum/ENV/`.
+
+        Sampler metrics have their own names, gate metrics the prefix `gates/NAME/`. Every gate also has `judged` and
+        `rejected`, its number of groups since the previous call.
+        """
         metrics = self.sampler.metrics()
         for name, gate in self.gates.items():
             counts = {"judged": float(self._judged[name]), "rejected": float(self._rejected[name])}

@@ -1,4 +1,4 @@
-"""A sampler that plays tasks as often as their difficulty deserves."""
+"""Sampler that draws tasks with weights by difficulty."""
 
 import logging
 from collections import Counter
@@ -15,18 +15,20 @@ from braidrl.orchestrator.train.curriculum.rewards import LatestRewards
 logger = logging.getLogger(__name__)
 
 UNSEEN_WEIGHT = 1.0
-"""Weight of a task that has no reward yet."""
+"""Weight of a task without a reward."""
 
 
 class DifficultyPoolSampler(TaskSampler[DifficultyPoolSamplerConfig]):
-    """Tasks of a finite taskset at random, with replacement, each by the weight of its pool.
+    """Draws tasks of a finite taskset at random, with replacement, weighted by their pools.
 
-    A task belongs to the pool with the lowest threshold that its latest mean group reward does not exceed; above every
-    threshold, to the highest pool; before it has a reward, to none, with weight 1. When no task has any weight left,
-    all are drawn alike, and a warning says so: otherwise none could ever come back.
+    A task belongs to the pool with the lowest threshold that is at least its latest mean group reward, or to the
+    highest pool if none is. Tasks without a reward are in no pool and have weight 1. If every task has weight 0, all
+    are drawn uniformly, with a warning: otherwise no task could leave its pool.
 
-    State: the number of choices, and each task's latest mean. Metrics: `tasks` drawn; `pools/NAME` and `unseen`, how
-    many tasks are in each pool and in none; `weightless`, choices since the last step for which no task had a weight.
+    State: number of draws, latest mean reward of each task.
+
+    Metrics: `tasks` (drawn so far), `pools/NAME` and `unseen` (number of tasks in each pool and in none), `weightless`
+    (draws since the last step while every task had weight 0).
     """
 
     def __init__(self, config: DifficultyPoolSamplerConfig, tasks: Tasks, seed: int) -> None:
@@ -41,39 +43,39 @@ class DifficultyPoolSampler(TaskSampler[DifficultyPoolSamplerConfig]):
         self._assign_all()
 
     def next_task(self) -> Task:
-        weights = self._weights if self._weights.any() else self._all_alike()
+        weights = self._weights if self._weights.any() else self._uniform_weights()
         places = np.flatnonzero(weights)
         bounds = np.cumsum(weights[places])
         point = self.random(self.choices).random() * bounds[-1]
         self.choices += 1
         chosen = int(np.searchsorted(bounds, point, side="right"))
-        return self._all[places[min(chosen, len(places) - 1)]]
+        return self._all[places[min(chosen, len(places) - 1)]]  # rounding may give point == bounds[-1]
 
     def observe(self, group: Sequence[Episode]) -> None:
         if (seen := self.latest.observe(group)) is not None:
             self._assign(*seen)
 
     def _assign_all(self) -> None:
-        """Put every task into the pool that it belongs to."""
+        """Assign every task to its pool."""
         self._pool_of: list[str | None] = [None] * len(self._all)
         self._weights = np.full(len(self._all), UNSEEN_WEIGHT)
         for number, mean in self.latest.means():
             self._assign(number, mean)
 
     def _assign(self, number: int, mean: float) -> None:
-        """Put a task into the pool of a mean reward."""
+        """Assign a task to the pool of its mean reward."""
         if (place := self._places.get(number)) is None:
-            return  # one that the environment made up, or that a resumed run no longer selects
+            return  # proposed by the environment, or no longer in the taskset after a resume
         pool = min(int(np.searchsorted(self._thresholds, mean)), len(self._pools) - 1)
         self._pool_of[place], config = self._pools[pool]
         self._weights[place] = config.weight
 
-    def _all_alike(self) -> np.ndarray:
-        """Weights for a choice when no task has any."""
+    def _uniform_weights(self) -> np.ndarray:
+        """Return equal weights, for draws while every task has weight 0."""
         if not self._weightless:
             logger.warning(
-                "taskset %r: every task is in a pool of weight 0, so all are drawn alike until one leaves it; give "
-                "these pools a weight, or end the run",
+                "taskset %r: every task is in a pool of weight 0, so all are drawn uniformly until one changes its "
+                "pool; give these pools a weight above 0, or end the run",
                 self.tasks.name,
             )
         self._weightless += 1

@@ -1,4 +1,4 @@
-"""Built-in admission gates: by the size of advantages, by mean reward."""
+"""Built-in admission gates: by advantage and by mean reward."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,12 @@ from braidrl.orchestrator.train.curriculum.rewards import between, mean_reward
 
 
 class AdvRangeGate(AdmissionGate[AdvRangeGateConfig]):
-    """Rejects a group when the advantage of every sampled token lies in [reject_min, reject_max].
+    """Rejects a group if the advantage of every sampled token is in [reject_min, reject_max].
 
-    A group without advantages is admitted: its algorithm gives none (`opd`, `opsd`, `sft`), or only with the whole
-    batch (`rae`, `grpo` and `echo` with a batch norm). Metric: `unjudged`, such groups since the last step.
+    Groups without advantages are admitted. This is the case for algorithms that assign none (`opd`, `opsd`, `sft`) or
+    only for a whole batch (`rae`, and `grpo` and `echo` with a batch norm).
+
+    Metric: `unjudged` (groups without advantages since the last step).
     """
 
     def __init__(self, config: AdvRangeGateConfig) -> None:
@@ -34,9 +36,9 @@ class AdvRangeGate(AdmissionGate[AdvRangeGateConfig]):
 
 
 class OnlineDifficultyGate(AdmissionGate[OnlineDifficultyGateConfig]):
-    """Admits a group when above < mean reward < below: a task that is neither solved nor hopeless.
+    """Admits a group if above < mean reward < below, so that its task is neither solved nor hopeless.
 
-    The mean is over the traces that take part in training. It needs no advantages, so it works with every algorithm.
+    The mean is over the eligible traces. The gate needs no advantages, so it works with every algorithm.
     """
 
     def admits(self, group: Sequence[Episode]) -> bool:

@@ -1,4 +1,4 @@
-"""A sampler that plays recent tasks again."""
+"""Sampler that repeats recent tasks."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,13 +12,15 @@ from braidrl.orchestrator.train.curriculum.standard import StandardSampler
 
 
 class ReplaySampler(TaskSampler[ReplaySamplerConfig]):
-    """Tasks in source order; with some probability, one from a bounded buffer of recent tasks instead.
+    """Draws tasks in source order or, with `probability`, from a bounded buffer of recent tasks.
 
-    A task comes into the buffer when its latest mean group reward lies between two bounds, leaves it when it is drawn,
-    and returns if what it then gets lies there again. Finite and infinite tasksets.
+    A task enters the buffer when its latest mean group reward is between `above` and `below`. It leaves when it is
+    drawn, and returns if its new reward is within the bounds. The taskset may be finite or infinite.
 
-    State: the number of choices, the buffer, the latest means, the place in the taskset. Metrics: those of the standard
-    sampler for new tasks; `replayed`, tasks drawn again so far; `buffer`, tasks in the buffer.
+    State: number of draws, buffer, latest mean rewards, position in the taskset.
+
+    Metrics: those of the standard sampler for new tasks, `replayed` (tasks drawn from the buffer so far), `buffer`
+    (tasks in the buffer).
     """
 
     def __init__(self, config: ReplaySamplerConfig, tasks: Tasks, seed: int) -> None:
@@ -26,7 +28,7 @@ class ReplaySampler(TaskSampler[ReplaySamplerConfig]):
         self.standard = StandardSampler(StandardSamplerConfig(), tasks, seed)
         self.latest = LatestRewards(config.capacity)
         self.buffer: list[int] = []
-        """Numbers of tasks, the oldest first."""
+        """Numbers of the buffered tasks, oldest first."""
         self.choices = 0
 
     def next_task(self) -> Task:

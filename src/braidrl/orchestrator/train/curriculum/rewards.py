@@ -1,4 +1,4 @@
-"""How well tasks went: mean rewards of groups."""
+"""Mean rewards of groups and tasks."""
 
 import statistics
 from collections.abc import Iterable, Sequence
@@ -11,39 +11,39 @@ from braidrl.orchestrator.train.algo.routing import eligible_traces
 
 
 def rewards_of(group: Sequence[Episode]) -> list[float]:
-    """The rewards of the traces that take part in training (`eligible_traces`); failed ones have none."""
+    """Return the rewards of the eligible traces of a group."""
     return [trace.reward for trace in eligible_traces(group)]
 
 
 def mean_reward(group: Sequence[Episode]) -> float | None:
-    """Mean of `rewards_of`; None where there are none."""
+    """Return the mean reward of the eligible traces of a group, or None without one."""
     rewards = rewards_of(group)
     return statistics.fmean(rewards) if rewards else None
 
 
 def between(reward: float, above: float | None, below: float | None) -> bool:
-    """Whether a reward lies between two bounds, which are excluded; None: no bound."""
+    """Return True if above < reward < below. None means no bound."""
     return (above is None or reward > above) and (below is None or reward < below)
 
 
 @dataclass(frozen=True)
 class LatestGroup:
-    """What the latest group of a task got."""
+    """Mean reward of the latest group of a task."""
 
     group: str | None
-    """Its id."""
+    """Id of the group."""
     mean: float
     count: int
-    """Rewards that the mean is of."""
+    """Number of rewards in the mean."""
 
 
 class LatestRewards:
-    """The mean reward of each task's latest group that had any, by the number of the task.
+    """Mean reward of the latest group of each task, by task number. Groups without a reward are ignored.
 
-    Episodes of one dispatch are one group, even where their algorithm waits for none of them and they come one by one.
+    Algorithms with the barrier `episode` pass the episodes of a group separately. They are added to the same mean.
 
     Args:
-        limit: tasks that are remembered, the latest ones; None: all.
+        limit: maximum number of tasks to remember, most recent first, or None for all.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -51,7 +51,7 @@ class LatestRewards:
         self._latest: dict[int, LatestGroup] = {}
 
     def observe(self, group: Sequence[Episode]) -> tuple[int, float] | None:
-        """Take in a group; returns the number of its task and what that got by now, or None if it has no reward."""
+        """Add a group. Returns its task number and the updated mean, or None if it has no reward."""
         rewards, number = rewards_of(group), task_number(group)
         if not rewards or number is None:
             return None
@@ -65,18 +65,18 @@ class LatestRewards:
         return number, latest.mean
 
     def means(self) -> Iterable[tuple[int, float]]:
-        """The number and the mean of every task that has one."""
+        """Return (task number, mean reward) of every remembered task."""
         return ((number, latest.mean) for number, latest in self._latest.items())
 
     def state(self) -> list[Any]:
-        """JSON-serialisable."""
+        """Return the state as JSON-serialisable data."""
         return [[number, item.group, item.mean, item.count] for number, item in self._latest.items()]
 
     def load(self, state: Iterable[Any]) -> None:
-        """Restore `state`."""
+        """Restore the state returned by `state`."""
         self._latest = {number: LatestGroup(group, mean, count) for number, group, mean, count in state}
 
 
 def task_number(group: Sequence[Episode]) -> int | None:
-    """The number of a group's task in its taskset."""
+    """Return the task number of a group, or None for an empty group or a task without one."""
     return group[0].task.data.idx if group else None

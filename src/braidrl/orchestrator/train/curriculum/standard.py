@@ -1,4 +1,4 @@
-"""The default sampler."""
+"""Default sampler: tasks in source order."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,10 +10,11 @@ from braidrl.orchestrator.train.curriculum.base import Tasks, TaskSampler
 
 
 class StandardSampler(TaskSampler[StandardSamplerConfig]):
-    """Tasks in source order. A finite taskset starts over when it ends; an infinite one streams.
+    """Draws tasks in source order. A finite taskset repeats, an infinite one is streamed.
 
-    Its state is the number of tasks handed out, so a resumed run goes on with the task after the last one. Metrics:
-    `tasks` handed out, and of a finite taskset `epoch`, how often it was gone through.
+    State: number of tasks drawn, so that a resumed run continues with the next task.
+
+    Metrics: `tasks` (drawn so far) and, for a finite taskset, `epoch` (passes over it).
     """
 
     def __init__(self, config: StandardSamplerConfig, tasks: Tasks, seed: int) -> None:
@@ -25,7 +26,7 @@ class StandardSampler(TaskSampler[StandardSamplerConfig]):
         task = next(self._stream, None)
         if task is None:
             raise ValueError(
-                f"taskset {self.tasks.name!r} says that it is infinite but ended after {self.cursor} tasks; set "
+                f"taskset {self.tasks.name!r} is declared infinite, but ended after {self.cursor} tasks; set "
                 "INFINITE = False on its class"
             )
         self.cursor += 1

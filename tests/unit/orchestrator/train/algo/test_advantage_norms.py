@@ -1,4 +1,4 @@
-"""How advantages are normalised: over the group or the batch, worked cases and what they must not depend on."""
+"""Advantage normalisation over the group or the batch: worked cases and invariances."""
 
 import gc
 import logging
@@ -22,7 +22,7 @@ from tests.support.episodes import advantages_of, episode, trace
 
 @pytest.mark.parametrize("kind", [GRPOConfig, EchoConfig])
 async def test_advantage_norm_vectors(worked_cases, kind) -> None:
-    """Prompts are groups, scored one by one as they get complete, then as one batch."""
+    """Prompts are groups, scored separately when complete, then as one batch."""
     seen = 0
     for case in worked_cases["advantage_norm"]:
         inputs, expected = case["inputs"], case["expected"]
@@ -32,7 +32,7 @@ async def test_advantage_norm_vectors(worked_cases, kind) -> None:
             for reward, prompt in zip(inputs["rewards"], inputs["prompt_ids"], strict=True)
         ]
         if expected.get("raises"):
-            with pytest.raises(ValueError, match="groups of equal size, and these have 1, 2 episodes"):
+            with pytest.raises(ValueError, match="groups of equal size, but these have 1, 2 episodes"):
                 await algorithm.score_group(played)
         else:
             await score_batch(algorithm, *groups_by_id(played))
@@ -47,7 +47,7 @@ NORMS = ["group_mean", "group_zscore", "batch_zscore", "batch_mean", "none"]
 
 
 async def batch_of(config: BaseAlgorithmConfig, *groups: list[Trace]) -> list[list[float | None]]:
-    """The advantages of each group's traces, one episode each, after the batch of them all."""
+    """Score groups of single-trace episodes as one batch, and return the advantages of each group."""
     played = [[episode(item, group=f"g{n}") for item in group] for n, group in enumerate(groups)]
     await score_batch(make_algorithm(config), *played)
     return [advantages_of(group) for group in played]
@@ -75,7 +75,7 @@ async def test_the_length_penalty_comes_before_the_normalisation_and_is_its_grou
     assert np.concatenate(found) == pytest.approx(np.concatenate(expected), **EXACT)
 
 
-async def test_batch_modes_remember_of_a_trace_no_more_than_its_life() -> None:
+async def test_batch_modes_forget_a_trace_when_it_is_deleted() -> None:
     algorithm = make_algorithm(GRPOConfig(advantage_norm="batch_mean"))
     played = [episode(trace(reward)) for reward in (1.0, 0.0)]
     await algorithm.score_group(played)
@@ -88,7 +88,7 @@ async def test_batch_modes_remember_of_a_trace_no_more_than_its_life() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 async def test_sets_without_spread_are_exactly_zero(norm) -> None:
-    """0.1 seven times: the rounding of the mean would leave 1e-17."""
+    """Subtracting the rounded mean of seven rewards of 0.1 would give 1e-17."""
     config = GRPOConfig(advantage_norm=norm)
     found = await batch_of(config, [trace(0.1) for _ in range(4)], [trace(0.1) for _ in range(3)])
     assert found == ([[0.1] * 4, [0.1] * 3] if norm == "none" else [[0.0] * 4, [0.0] * 3])
@@ -98,7 +98,7 @@ async def test_sets_without_spread_are_exactly_zero(norm) -> None:
 
 @pytest.mark.parametrize("norm", ["group_zscore", "batch_zscore"])
 async def test_two_passes_see_a_small_spread_on_a_large_mean(norm) -> None:
-    """E[x^2] - mean^2, in one pass, has lost the spread of 2/3 altogether."""
+    """The one-pass formula E[x^2] - mean^2 would lose the variance of 2/3 to rounding."""
     rewards = [1e9, 1e9 + 1.0, 1e9 + 2.0]
     assert abs(np.mean(np.square(rewards)) - np.mean(rewards) ** 2 - 2 / 3) > 0.5
     (found,) = await batch_of(GRPOConfig(advantage_norm=norm), [trace(reward) for reward in rewards])
@@ -106,8 +106,8 @@ async def test_two_passes_see_a_small_spread_on_a_large_mean(norm) -> None:
 
 
 @pytest.mark.parametrize("norm", NORMS)
-async def test_a_failed_sibling_is_a_member_that_counts_in_no_mean(norm) -> None:
-    """Groups of three of which one failed are groups of equal size."""
+async def test_a_failed_sibling_is_a_member_but_excluded_from_the_mean(norm) -> None:
+    """Groups of three with one failed episode are groups of equal size."""
     config = GRPOConfig(advantage_norm=norm)
     whole = await batch_of(config, [trace(1.0), trace(0.0)], [trace(0.5), trace(0.25)])
     failed = [trace(9.0, ok=False), trace(float("nan"))]

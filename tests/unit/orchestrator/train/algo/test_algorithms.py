@@ -79,7 +79,7 @@ async def test_traces_without_a_usable_reward_stay_out_and_are_counted() -> None
     assert algorithm.metrics() == {}
 
 
-async def test_metrics_tell_the_share_of_groups_without_signal() -> None:
+async def test_metrics_report_the_share_of_groups_without_signal() -> None:
     algorithm = make_algorithm(GRPOConfig())
     await algorithm.score_group([episode(trace(1.0), group="a"), episode(trace(1.0), group="a")])
     await algorithm.score_group([episode(trace(1.0), group="b"), episode(trace(0.0), group="b")])
@@ -87,7 +87,7 @@ async def test_metrics_tell_the_share_of_groups_without_signal() -> None:
     assert algorithm.metrics() == {"groups": 2.0, "traces": 4.0, "tokens": 12.0, **shares}
 
 
-async def test_an_empty_group_is_no_work() -> None:
+async def test_an_empty_group_is_skipped() -> None:
     await make_algorithm(GRPOConfig()).score_group([])
 
 
@@ -190,7 +190,7 @@ async def test_the_algorithm_of_the_documentation_runs() -> None:
         assert advantages_of(episodes) == expected
 
 
-def test_every_type_has_a_class_that_explains_itself() -> None:
+def test_every_type_has_a_documented_class() -> None:
     union = get_args(AlgorithmConfig)[0]
     assert {tag_of(config) for config in get_args(union)} == set(ALGORITHM_CLASSES)
     for algorithm in ALGORITHM_CLASSES.values():
@@ -200,8 +200,8 @@ def test_every_type_has_a_class_that_explains_itself() -> None:
 
 
 def test_advantages_off_the_mask_count_for_nothing() -> None:
-    """The mean of [1, 1, 10, 10] under [1, 1, 0, 0] is 1. (Nothing precedes the first token, so one stands in
-    front.)"""
+    """The masked mean of [1, 1, 10, 10] under [1, 1, 0, 0] is 1. A leading token is added, since the first token has
+    no loss."""
     sample = TrainingSample(
         token_ids=np.arange(5, dtype=np.int32),
         mask=np.array([0, 1, 1, 0, 0], dtype=bool),

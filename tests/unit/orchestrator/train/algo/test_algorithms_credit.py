@@ -44,7 +44,7 @@ async def test_linear_length_penalty_vectors(worked_cases) -> None:
         shaped = np.array(inputs["rewards"]) - linear_penalty(inputs["rewards"], *counts, penalty)
         assert shaped == pytest.approx(expected["shaped_rewards"], **EXACT)
         if not any(counts[0]):
-            continue  # traces without a sampled token are not compared: the formula above is all there is
+            continue  # traces without sampled tokens are not compared, so only the formula is tested
         seen += 1
         traces = [conversation(reward, *count) for reward, *count in zip(inputs["rewards"], *counts)]
         config = GRPOConfig(length_penalty=penalty)
@@ -53,7 +53,7 @@ async def test_linear_length_penalty_vectors(worked_cases) -> None:
 
 
 class LongTrace(Trace):
-    """A trace whose harness counts turns by itself."""
+    """Trace whose harness counts the turns."""
 
     turns: int
 
@@ -63,7 +63,7 @@ class LongTrace(Trace):
 
 
 def calls(reward: float, rollout: dict[str, Any]) -> Trace:
-    """One branch a call, with its semantic edges."""
+    """Return a trace with one branch per call and its semantic edges."""
     plain = trace(reward)
     built = LongTrace(turns=rollout["turns"], **{name: getattr(plain, name) for name in ("task", "agent")})
     built.rewards, built.is_completed, built.ok = plain.rewards, True, True
@@ -125,14 +125,14 @@ async def test_max_rl_vectors(worked_cases) -> None:
 
 
 @pytest.mark.parametrize("rewards", [[-1.0, 1.0], [-1.0, -1.0, -1.0, 1.0]])
-async def test_max_rl_without_a_positive_mean_is_zero_and_says_so(rewards, caplog) -> None:
+async def test_max_rl_without_a_positive_mean_is_zero_and_warns(rewards, caplog) -> None:
     algorithm = make_algorithm(MaxRLConfig())
     episodes = [episode(trace(reward)) for reward in rewards]
     with caplog.at_level(logging.WARNING):
         await algorithm.score_group(episodes)
         await algorithm.score_group(episodes)
     assert advantages_of(episodes) == [0.0] * len(rewards)
-    assert len([line for line in caplog.messages if "not negative" in line]) == 1
+    assert len([line for line in caplog.messages if "non-negative" in line]) == 1
     assert algorithm.metrics()["zero_mean_groups"] == 2
 
 
@@ -147,7 +147,7 @@ async def test_rae_vectors(worked_cases) -> None:
         assert baselines == pytest.approx(case["expected"]["final_baselines"], **EXACT)
 
 
-async def test_rae_goes_on_where_its_state_ends() -> None:
+async def test_rae_resumes_from_its_state() -> None:
     games = [[episode(trace(r, agent="p0"), trace(-r, agent="p1"))] for r in (1.0, -1.0, 1.0, 1.0)]
     whole, first, second = (make_algorithm(RAEConfig(decay=0.5)) for _ in range(3))
     for game in games:
@@ -237,7 +237,7 @@ async def test_prompt_mean_vectors(worked_cases, kind) -> None:
 
 
 def masked(reward: float, mask: list[int]) -> Trace:
-    """A trace of one message that holds exactly these sampled tokens."""
+    """Return a trace of one message with this mask of sampled tokens."""
     item = trace(reward, [("assistant", len(mask))])
     item.nodes[0].mask = [bool(value) for value in mask]
     item.nodes[0].logprobs = [-0.5] * sum(mask)

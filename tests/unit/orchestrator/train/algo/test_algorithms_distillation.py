@@ -1,4 +1,4 @@
-"""Distillation: what becomes of a teacher's scores and tokens."""
+"""Distillation: effect of a teacher's scores and tokens."""
 
 import math
 from pathlib import Path
@@ -61,7 +61,7 @@ async def connect_only(self: Any) -> None:
 
 
 async def score(kind: Any, teacher: FakeTeacher, case: Any, item: Any, tiny: Path) -> None:
-    """Run an episode of this trace past a teacher that gives the case's scores."""
+    """Score an episode of this trace with a teacher that returns the scores of the case."""
     async with teacher.serving() as url:
         algorithm = make_algorithm(kind(url), policy(tiny, url))
         await algorithm.setup()
@@ -74,7 +74,7 @@ async def score(kind: Any, teacher: FakeTeacher, case: Any, item: Any, tiny: Pat
 def test_a_score_too_few_or_too_many_is_an_error(length: int) -> None:
     item = trace(roles=ROLES)
     with pytest.raises(
-        ValueError, match=f"scored {length + 2} tokens where 9 were sent \\(2 in front of 7\\)"
+        ValueError, match=f"scored {length + 2} tokens, but 9 were sent \\(a prefix of 2 and 7 "
     ):
         assign_reference_logprobs(item.branches[0], [-1.0] * (length + 2), prefix=2)
 
@@ -162,7 +162,7 @@ async def test_only_eligible_traces_cost_a_score(tiny_model_dir: Path) -> None:
 
 
 def logprobs_of(path: Path, token_ids: list[int]) -> list[float]:
-    """log p of every token but the first."""
+    """Return log p of every token except the first."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     with torch.no_grad():
         logits = model(torch.tensor([token_ids])).logits[0, :-1]

@@ -1,4 +1,4 @@
-"""ECHO: which tokens of the environment are predicted, at which weight."""
+"""ECHO: predicted tokens of the environment and their weights."""
 
 import numpy as np
 import pytest
@@ -26,7 +26,7 @@ def weights_of(item: Trace, branch: int = 0) -> list[float] | None:
 
 
 def keep_even(item: Trace, *, at_least: int = 0) -> list[list[bool]]:
-    """A filter: tokens at even places from `at_least` on."""
+    """Filter that keeps tokens at even positions from `at_least`."""
     return [
         [place % 2 == 0 and place >= at_least for place in range(len(branch.token_ids))]
         for branch in item.branches
@@ -77,9 +77,9 @@ async def test_rl_stays_on_sampled_tokens_and_keeps_its_weight() -> None:
     assert kept.ce_weights.tolist() == [0, 0, 0, 0, *[np.float32(0.1)] * 5, 0]
 
 
-async def test_the_rl_gradient_does_not_change_with_echo_rows_beside_it() -> None:
+async def test_echo_rows_do_not_change_the_rl_gradient() -> None:
     def gradient(samples: list[TrainingSample]) -> torch.Tensor:
-        """Of the plain rows' log-probs, in order of their tokens."""
+        """Return the gradient of the loss with respect to the log-probs of the plain rows, in token order."""
         total, found = torch.zeros(()), []
         for micro in pack(samples, max_tokens=64):
             device = to_device(micro, torch.device("cpu"))
@@ -102,7 +102,7 @@ async def test_the_rl_gradient_does_not_change_with_echo_rows_beside_it() -> Non
         return [kept for sample in samples if (kept := drop_zero_signal(sample)) is not None]
 
     plain = await rows(GRPOConfig(), [1.0, 0.0])
-    beside = await rows(EchoConfig(), [1.0, 1.0])  # no advantage, so observations alone
+    beside = await rows(EchoConfig(), [1.0, 1.0])  # no advantage, so only observations train
     assert len(beside) == 2
     alone, together = gradient(plain), gradient([*plain, *beside])
     assert alone.abs().sum() > 0
@@ -145,7 +145,7 @@ async def test_a_filter_of_the_wrong_length_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("path", ["no_such_module.f", f"{__name__}.no_such_function", f"{__name__}.ROLES"])
-def test_a_filter_that_is_none_fails_at_the_start(path: str) -> None:
+def test_a_missing_filter_fails_at_startup(path: str) -> None:
     config = EchoConfig.model_validate({"filter": {"import_path": path}})
     with pytest.raises(ValueError, match=r"algo\.filter\.import_path"):
         make_algorithm(config)

@@ -21,7 +21,7 @@ from tests.unit.orchestrator.test_orchestrator import content
 
 
 class ScoringStub(StubEngine):
-    """A stub engine that scores prompts: every token at -0.5."""
+    """Stub engine that scores every prompt token at -0.5."""
 
     async def _generate(self, request: web.Request) -> web.Response:
         body = msgspec.json.decode(await request.read())
@@ -32,7 +32,7 @@ class ScoringStub(StubEngine):
 
 
 async def run(model: Path, folder: Path, algos: dict[str, Any], **settings: Any) -> list[TrainingBatch]:
-    """One run with a source for each algorithm, all on the stub taskset; `env` sets its keys."""
+    """Run one source per algorithm on the stub taskset. `env` sets its keys."""
     renderers.client._max_prompt_len_lock = asyncio.Lock()
     taskset = {"id": "stub-tasks", **settings.pop("env", {})}
     sources = [
@@ -88,12 +88,12 @@ async def test_two_frozen_models_of_one_name_are_refused(tiny_model_dir: Path, t
             name: {"type": "sft", "sampling": {"source": {"name": "teacher", "base_url": stub.url}}}
             for name, stub in (("first", one), ("second", two))
         }
-        with pytest.raises(ValueError, match=r"source 'second', 'teacher', stands at .* serve them under"):
+        with pytest.raises(ValueError, match=r"source 'second', 'teacher', is at .* serve them under"):
             await run(tiny_model_dir, tmp_path, algos)
 
 
 class FaultyTeacher(FakeTeacher):
-    """Well until the run has started; then every n-th score goes wrong."""
+    """Teacher that works until the run has started, then fails every n-th score."""
 
     def __init__(self, fault: str, every: int) -> None:
         super().__init__()
@@ -145,12 +145,12 @@ async def test_a_teacher_that_is_down_for_a_moment_costs_no_episode(
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [
-        ("down", r"gave no answer within 2 s \(last seen: .* answered 503: not here\)"),
-        ("slow", "gave no answer within 2 s .*still working on the request"),
-        ("garbage", "gave an answer that cannot be read .*<html>busy"),
+        ("down", r"did not answer within 2 s \(last seen: .* answered 503: not here\)"),
+        ("slow", "did not answer within 2 s .*still processing the request"),
+        ("garbage", "cannot be decoded .*<html>busy"),
     ],
 )
-async def test_a_teacher_that_is_gone_for_good_ends_the_run_with_the_reason(
+async def test_a_teacher_that_stays_down_ends_the_run_with_the_reason(
     tiny_model_dir: Path, tmp_path: Path, fault: str, reason: str
 ) -> None:
     async with FaultyTeacher(fault, every=1).serving() as url:
@@ -168,7 +168,7 @@ async def test_a_teacher_that_is_down_ends_the_run_before_it_starts(
         "teacher": {"name": "teacher", "base_url": "http://127.0.0.1:9/v1"},
         "timeout": 0.3,
     }
-    with pytest.raises(ScoringError, match=r"'teacher' at http://127.0.0.1:9 gave no answer within 0.3 s"):
+    with pytest.raises(ScoringError, match=r"'teacher' at http://127.0.0.1:9 did not answer within 0.3 s"):
         await run(tiny_model_dir, tmp_path, {"distil": algo})
 
 
@@ -182,7 +182,7 @@ def baseline_of(folder: Path, step: int) -> float:
 
 
 def follow(batches: list[TrainingBatch]) -> tuple[list[float], float]:
-    """The advantages of these samples one after another, and the baseline after the last."""
+    """Return the advantages of these samples in order, and the baseline after the last one."""
     baseline, advantages = 0.0, []
     for sample in (sample for batch in batches for sample in batch.samples):
         advantages.append(sample.reward - baseline)
@@ -221,7 +221,7 @@ async def test_a_checkpoint_of_baselines_holds_the_episodes_of_its_batches_alone
         assert baseline_of(tmp_path, step) == pytest.approx(follow(batches[:step])[1])
 
 
-# -- episodes that do not wait for each other
+# -- barrier "episode"
 
 
 def tokens(batches: list[TrainingBatch]) -> list[tuple[str, list[int]]]:
@@ -231,7 +231,7 @@ def tokens(batches: list[TrainingBatch]) -> list[tuple[str, list[int]]]:
 async def test_a_resumed_run_trains_the_episodes_that_were_left_of_a_task(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    """Tasks of three episodes do not fill a batch of eight, so each checkpoint is in the middle of one."""
+    """Tasks of three episodes do not fill a batch of eight, so each checkpoint is in the middle of a task."""
     slow = {"slow_tasks": (0, 2, 4), "seconds": 0.2}
     async with FakeTeacher().serving() as url:
         settings = {"algos": distil(url), "group_size": 3}

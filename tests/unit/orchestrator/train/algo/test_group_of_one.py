@@ -1,4 +1,4 @@
-"""FIELD_CASES 8: every algorithm with one episode of each task, in a run against stub servers."""
+"""Field case 8: every algorithm with one episode per task, in a run against stub servers."""
 
 import logging
 from pathlib import Path
@@ -22,7 +22,7 @@ SETTINGS: dict[str, Any] = {"group_size": 1, "max_steps": 1}
         ({"type": "hierarchical_grpo", "episode_agents": ["agent"]}, "no trace of a group has a peer"),
     ],
 )
-async def test_credit_that_needs_siblings_is_missed_loudly(
+async def test_missing_siblings_log_a_warning(
     algo: dict[str, Any], warning: str, tiny_model_dir: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.WARNING), pytest.raises(NoSignalError, match="no signal in"):

@@ -1,4 +1,4 @@
-"""References: scores that fit, servers that do not, tokenizers that differ."""
+"""References: valid scores, failing servers, different tokenizers."""
 
 import asyncio
 import math
@@ -43,7 +43,7 @@ async def test_a_server_without_the_token_route_scores_through_completions() -> 
     assert teacher.requests[-1][1]["prompt"] == [3, 4]
 
 
-async def test_the_key_goes_along(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_carry_the_api_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEACHER_KEY", "secret")
     teacher = FakeTeacher()
     async with teacher.serving() as url:
@@ -71,7 +71,7 @@ async def test_concurrency_is_bounded_and_replicas_share_the_work() -> None:
 # -- servers that do not score
 
 
-async def test_what_passes_is_tried_again() -> None:
+async def test_temporary_failures_are_retried() -> None:
     teacher = FakeTeacher(failures=[503, 429])
     async with teacher.serving() as url, reference(url) as model:
         assert (await model.score([3, 4]))[1:] == [-1.0]
@@ -86,14 +86,14 @@ async def test_a_replica_that_is_down_is_passed_over() -> None:
 async def test_a_server_that_is_down_is_an_error_at_the_deadline() -> None:
     async with reference("http://127.0.0.1:9/v1", timeout=0.3) as model:
         with pytest.raises(
-            ScoringError, match=r"'teacher' at http://127.0.0.1:9 gave no answer within 0.3 s"
+            ScoringError, match=r"'teacher' at http://127.0.0.1:9 did not answer within 0.3 s"
         ):
             await model.score([3, 4])
 
 
 async def test_a_server_that_is_slow_is_an_error_at_the_deadline() -> None:
     async with FakeTeacher(latency=5.0).serving() as url, reference(url, timeout=0.2) as model:
-        with pytest.raises(ScoringError, match=r"within 0.2 s .*still working on the request"):
+        with pytest.raises(ScoringError, match=r"within 0.2 s .*still processing the request"):
             await model.score([3, 4])
 
 
@@ -122,14 +122,16 @@ def of_other_tokens(answer: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda answer: "<html>It works!</html>", "cannot be read .*<html>It works"),
-        (lambda answer: {**answer, "prompt_logprobs": "many"}, "cannot be read"),
-        (without_scores, "cannot score prompts: its answer has no prompt_logprobs"),
-        (one_short, "scored 1 tokens, 0 of them those that were asked for, where 2 were sent"),
-        (of_other_tokens, "scored 2 tokens, 0 of them"),
+        (lambda answer: "<html>It works!</html>", "cannot be decoded .*<html>It works"),
+        (lambda answer: {**answer, "prompt_logprobs": "many"}, "cannot be decoded"),
+        (without_scores, "cannot score prompts: its response has no prompt_logprobs"),
+        (one_short, "scores of 1 tokens, 0 of them matching, but 2 tokens were sent"),
+        (of_other_tokens, "scores of 2 tokens, 0 of them"),
     ],
 )
-async def test_garbage_is_an_error_that_says_what_came(edit: Callable[[Any], Any], message: str) -> None:
+async def test_an_invalid_response_is_an_error_with_its_text(
+    edit: Callable[[Any], Any], message: str
+) -> None:
     async with FakeTeacher(edit=edit).serving() as url, reference(url) as model:
         with pytest.raises(ScoringError, match=message):
             await model.score([3, 4])
@@ -140,12 +142,12 @@ async def test_garbage_is_an_error_that_says_what_came(edit: Callable[[Any], Any
 
 @pytest.mark.parametrize("kind", [opd, lambda url: SFTDistillConfig.model_validate(frozen_source(url))])
 async def test_a_reference_of_another_tokenizer_is_refused_at_the_start(kind, tiny_model_dir: Path) -> None:
-    """Both vocabularies have the same size; only some letters have other ids."""
+    """Both vocabularies have the same size, but some letters have other ids."""
     teacher = FakeTeacher(decode=toy(tiny_model_dir, shift=1))
     async with teacher.serving() as url:
         algorithm = make_algorithm(kind(url), policy(tiny_model_dir))
         with pytest.raises(
-            ScoringError, match=r"another tokenizer than the policy .*: token \d+ is '\w' there and"
+            ScoringError, match=r"a different tokenizer from the policy .*: token \d+ is '\w', in the policy"
         ):
             await algorithm.setup()
         await algorithm.close()
@@ -154,7 +156,7 @@ async def test_a_reference_of_another_tokenizer_is_refused_at_the_start(kind, ti
 async def test_every_replica_is_asked(tiny_model_dir: Path) -> None:
     teachers = [FakeTeacher(decode=toy(tiny_model_dir, shift)) for shift in (0, 1)]
     async with teachers[0].serving() as a, teachers[1].serving() as b, reference(a, b) as model:
-        with pytest.raises(ScoringError, match="another tokenizer"):
+        with pytest.raises(ScoringError, match="a different tokenizer"):
             await model.check_tokenizer(str(tiny_model_dir))
 
 
@@ -165,7 +167,7 @@ async def test_ids_of_the_tokenize_route_must_agree(tiny_model_dir: Path) -> Non
     async with teacher.serving() as url, reference(url) as model:
         await model.check_tokenizer(str(tiny_model_dir))
         teacher.tokenize = lambda text: ids(text)[::-1]
-        with pytest.raises(ScoringError, match=r"for 'Hello, world! \d+' it gives the ids \["):
+        with pytest.raises(ScoringError, match=r"for 'Hello, world! \d+' it returns the ids \["):
             await model.check_tokenizer(str(tiny_model_dir))
 
 

@@ -1,4 +1,4 @@
-"""Which task comes next."""
+"""Order of tasks, and errors of tasksets."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from tests.support.groups import Endless
 
 
 class Broken(Endless):
-    """Says that it is infinite, and ends."""
+    """Taskset that is declared infinite, but ends."""
 
     def load(self) -> Iterator[vf.Task[vf.TaskData]]:
         yield vf.Task(vf.TaskData(prompt="the only one"))
@@ -31,7 +31,7 @@ def test_a_finite_taskset_cycles_in_source_order() -> None:
 
 
 @pytest.mark.parametrize("done", [0, 1, 3, 5])
-def test_a_resumed_sampler_goes_on_where_it_stopped(done: int) -> None:
+def test_a_resumed_sampler_continues_where_it_stopped(done: int) -> None:
     whole, first, second = curriculum(), curriculum(), curriculum()
     positions(first, done)
     second.load_state_dict(first.state_dict())
@@ -46,10 +46,10 @@ def test_an_infinite_taskset_streams_and_resumes() -> None:
     assert second.task_at(7).data.prompt == "task 7"
 
 
-def test_a_taskset_that_ends_against_its_word_is_named() -> None:
+def test_an_infinite_taskset_that_ends_is_an_error() -> None:
     broken = Curriculum(CurriculumConfig(), Broken(vf.TasksetConfig(id="broken")))
     positions(broken, 1)
-    with pytest.raises(ValueError, match=r"'broken' says that it is infinite but ended after 1 tasks"):
+    with pytest.raises(ValueError, match=r"'broken' is declared infinite, but ended after 1 tasks"):
         broken.next_task()
 
 
@@ -58,8 +58,8 @@ def test_an_empty_taskset_is_refused() -> None:
         Curriculum(CurriculumConfig(), ReverseTextTaskset(ReverseTextConfig(id="reverse-text")).take(0))
 
 
-def test_a_task_that_is_gone_is_named() -> None:
-    with pytest.raises(ValueError, match=r"has no task 9; it changed since the checkpoint"):
+def test_a_missing_task_is_an_error() -> None:
+    with pytest.raises(ValueError, match=r"has no task 9, but the checkpoint refers to it"):
         curriculum().task_at(9)
 
 

@@ -1,4 +1,4 @@
-"""Curricula in whole runs against the stub engine: the same tasks whatever the timing, and after a resumption."""
+"""Curricula in runs against the stub engine: the same tasks for any timing, and after a resume."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ CURRICULA = {"pool": POOL, "replay": REPLAY, "gated": GATED, "gated_pool": POOL 
 async def play(
     model: Path, folder: Path, curriculum: dict[str, Any], slow: tuple[int, ...] = (), **settings: Any
 ) -> list[TrainingBatch]:
-    """A strictly on-policy run of 12 tasks, of which some take long to score."""
+    """Run 12 tasks strictly on-policy, some of them slow to score."""
     source = {
         "name": "stub",
         "env": {"taskset": {"id": "stub-tasks", "num_tasks": 12, "slow_tasks": slow, "seconds": 0.2}},
@@ -43,7 +43,7 @@ async def play(
 
 
 def content(batches: list[TrainingBatch]) -> list[Any]:
-    """What was trained: the group, the tokens and the credit of every sample."""
+    """Return group, tokens and advantages of every trained sample."""
     return [
         [(s.group_id, s.token_ids.tolist(), s.advantages.tolist()) for s in batch.samples]
         for batch in batches
@@ -51,7 +51,7 @@ def content(batches: list[TrainingBatch]) -> list[Any]:
 
 
 def drawn(folder: Path, step: int) -> list[tuple[str, int]]:
-    """Group and task of every episode that ended for a step."""
+    """Return group and task of every episode that ended in a step."""
     records = RunFolder(folder).train_episodes(step).read_bytes().splitlines()
     decoded = map(msgspec.json.decode, records)
     return [(record["braid"]["group"], record["task"]["data"]["idx"]) for record in decoded]
@@ -77,7 +77,7 @@ async def test_four_steps_draw_and_train_what_two_and_two_do(
 
 
 @pytest.mark.parametrize("name", ["pool", "replay", "gated_pool"])
-async def test_timing_has_no_say_in_what_is_drawn(name: str, tiny_model_dir: Path, tmp_path: Path) -> None:
+async def test_draws_do_not_depend_on_timing(name: str, tiny_model_dir: Path, tmp_path: Path) -> None:
     fast = await play(tiny_model_dir, tmp_path / "fast", CURRICULA[name], max_steps=3)
     slow = await play(tiny_model_dir, tmp_path / "slow", CURRICULA[name], slow=(0, 3, 5, 8), max_steps=3)
     assert content(fast) == content(slow)
@@ -95,10 +95,10 @@ async def test_a_taskset_smaller_than_a_batch_is_played_over_and_over(
         assert len({sample.group_id for sample in batches[0].samples}) == 4
 
 
-async def test_a_gate_that_admits_nothing_ends_the_run_by_its_name(
+async def test_a_gate_that_admits_nothing_ends_the_run_and_is_named(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     nothing = {"gates": {"nothing": {"type": "online_difficulty", "above": 1.0, "below": "None"}}}
     with pytest.raises(NoSignalError, match=r"100% were rejected by gates: nothing \(4 groups\)"):
         await play(tiny_model_dir, tmp_path, nothing, max_empty_batches=2)
-    assert len(drawn(tmp_path, 1)) == 16  # the episodes that led there are recorded
+    assert len(drawn(tmp_path, 1)) == 16  # the rejected episodes are recorded

@@ -1,4 +1,4 @@
-"""The difficulty pool sampler: which pool a task is in, how often it is drawn, and what a resumed run knows."""
+"""Difficulty pool sampler: pools of tasks, frequency of draws, state of a resumed run."""
 
 import json
 import logging
@@ -19,7 +19,7 @@ POOLS = {
     "hard": {"threshold": 0.25, "weight": 0.2},
     "normal": {"threshold": 0.75, "weight": 1.0},
 }
-"""Those of the document, in another order: the thresholds decide."""
+"""Pools of docs/curricula.md in another order, which must not matter."""
 
 
 def curriculum(num_tasks: int, pools: dict[str, Any] = POOLS, seed: int = 0) -> Curriculum:
@@ -36,7 +36,7 @@ def play(curriculum: Curriculum, number: int, *rewards: float | None, group_id: 
 
 
 def pools(curriculum: Curriculum) -> dict[str, float]:
-    """What the metrics say of pools, those that are empty left out."""
+    """Return the metrics of non-empty pools."""
     metrics = curriculum.metrics()
     return {
         name.removeprefix("pools/"): value for name, value in metrics.items() if value and name != "tasks"
@@ -68,14 +68,14 @@ def test_the_latest_valid_group_decides() -> None:
     play(played, 1, 1.0, 1.0, group_id="a")
     play(played, 1, 0.0, 0.0, group_id="b")
     assert pools(played) == {"unseen": 1, "hard": 1}
-    play(played, 1, None, float("nan"), group_id="c")  # neither was scored
+    play(played, 1, None, float("nan"), group_id="c")  # neither has a reward
     assert pools(played) == {"unseen": 1, "hard": 1}
-    play(played, 1, None, 0.5, group_id="d")  # the one that was decides
+    play(played, 1, None, 0.5, group_id="d")  # only the scored one counts
     assert pools(played) == {"unseen": 1, "normal": 1}
 
 
 def test_episodes_that_come_one_by_one_are_one_group() -> None:
-    """As with an algorithm that waits for no sibling."""
+    """Algorithms with the barrier `episode` pass episodes separately."""
     played = curriculum(1)
     play(played, 0, 1.0, group_id="a")
     assert pools(played) == {"easy": 1}
@@ -86,7 +86,7 @@ def test_episodes_that_come_one_by_one_are_one_group() -> None:
 
 
 def test_tasks_are_drawn_with_replacement_by_their_weight_from_the_first_observation_on() -> None:
-    """Weights 1 (unseen), 1 (unseen), 0.2 (hard), 1 (normal): of 4000 draws each is off by less than 5 deviations."""
+    """With weights 1, 1 (unseen), 0.2 (hard) and 1 (normal), counts of 4000 draws are within 5 standard deviations."""
     played = curriculum(4)
     play(played, 2, 0.0)
     play(played, 3, 0.5)
@@ -102,7 +102,7 @@ def test_weight_0_disables_a_pool() -> None:
     assert set(draw(played, 200)) == {0, 2}
 
 
-def test_no_weight_left_is_said_and_all_are_drawn_until_one_counts_again(
+def test_without_any_weight_all_tasks_are_drawn_with_a_warning(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     played = curriculum(
@@ -163,7 +163,7 @@ def test_tasks_that_are_not_selected_any_more_have_no_pool() -> None:
 
 def test_an_infinite_taskset_is_refused() -> None:
     config = CurriculumConfig.model_validate({"sampler": {"type": "difficulty_pool", "pools": POOLS}})
-    with pytest.raises(ValueError, match=r"taskset 'endless' is infinite.*let it have a number of tasks"):
+    with pytest.raises(ValueError, match=r"taskset 'endless' is infinite.*limit the number of tasks"):
         Curriculum(config, Endless(vf.TasksetConfig(id="endless")))
 
 

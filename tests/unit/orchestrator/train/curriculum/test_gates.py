@@ -1,4 +1,4 @@
-"""Gates: which finished groups train, what is seen of the others, and when a run ends because of them."""
+"""Gates: admission of finished groups, records of rejected ones, and the end of a run that admits none."""
 
 import asyncio
 import math
@@ -24,7 +24,7 @@ from tests.unit.orchestrator.pipeline.test_sink import add, fill, make_config, o
 from tests.unit.orchestrator.pipeline.test_sink import make_env as make_sink_env
 
 RANGE = {"low_signal": {"type": "advantage_range", "reject_min": -0.05, "reject_max": 0.05}}
-"""The document's."""
+"""Gates of docs/curricula.md."""
 DIFFICULTY = {"difficulty": {"type": "online_difficulty"}}
 
 
@@ -42,12 +42,12 @@ def rejecting(
 @pytest.mark.parametrize(
     ("advantages", "admitted"),
     [
-        ((0.05, -0.05), False),  # both ends belong to the range
+        ((0.05, -0.05), False),  # both ends are included
         ((0.0, 0.0), False),
         ((0.05, -0.0500001), True),
         ((0.0, 0.5), True),  # one token outside is enough
-        ((0.04, None), False),  # a trace without advantages says nothing
-        ((None, None), True),  # and a group without any is admitted
+        ((0.04, None), False),  # a trace without advantages is ignored
+        ((None, None), True),  # a group without advantages is admitted
     ],
 )
 def test_a_group_is_rejected_when_every_advantage_lies_in_the_range(
@@ -81,10 +81,10 @@ def test_an_advantage_of_a_failed_trace_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("rewards", "admitted"),
     [
-        ((1.0, 1.0), False),  # the bounds are excluded
+        ((1.0, 1.0), False),  # bounds are exclusive
         ((0.0, 0.0), False),
         ((1.0, 0.0), True),
-        ((None, 1.0), False),  # only what was scored counts
+        ((None, 1.0), False),  # only scored traces count
         ((None, None), False),
     ],
 )
@@ -144,7 +144,7 @@ class CountingConfig(BaseGateConfig):
 
 
 class Counting(AdmissionGate[CountingConfig]):
-    """Admits every second group."""
+    """Gate that admits every second group."""
 
     seen = 0
 
@@ -168,7 +168,7 @@ def test_the_state_of_gates_is_part_of_the_curriculum() -> None:
     assert rejecting(second, 1.0) == []
 
 
-def test_a_gate_that_is_new_after_a_resumption_starts_anew() -> None:
+def test_a_gate_added_on_resume_starts_from_its_initial_state() -> None:
     first, second = curriculum({}), curriculum(RANGE)
     second.load_state_dict(first.state_dict())
     assert rejecting(second, 1.0, 0.0, advantages=(0.0, 0.0)) == ["low_signal"]
@@ -237,7 +237,7 @@ async def test_a_rejected_group_trains_no_observations_either() -> None:
 
 
 async def test_credit_of_the_batch_is_not_there_when_gates_judge() -> None:
-    """The range admits, the mean reward decides."""
+    """Without advantages, `advantage_range` admits, and `online_difficulty` judges the mean reward."""
     for gates, buffered in ((RANGE, 2), (DIFFICULTY, 0)):
         config = gated(make_config(), gates)
         sink, env = Sink(config), make_sink_env(config)
@@ -277,7 +277,7 @@ async def test_gates_that_reject_everything_end_the_run_and_are_named(
     message = str(caught.value)
     assert "100% were rejected by gates: low_signal (4 groups), difficulty (1 groups)" in message
     assert "too easy" not in message
-    assert any("low_signal" in line for line in caplog.messages)  # and it was said before
+    assert any("low_signal" in line for line in caplog.messages)  # and a warning preceded it
 
 
 async def test_rejected_groups_are_replaced_by_the_next_tasks() -> None:

@@ -1,4 +1,4 @@
-"""The replay sampler: which tasks it plays again."""
+"""Replay sampler: repeated tasks, buffer, state of a resumed run."""
 
 import json
 from typing import Any
@@ -41,7 +41,7 @@ def test_a_task_with_signal_comes_again_once_and_new_ones_go_on_in_order(make: A
     later = draw(played, 20)
     assert (
         later.count(0) == 1
-    )  # solved and hopeless ones do not return, and this one not before it was played again
+    )  # solved and hopeless tasks do not return, and this one only after its next group
     assert [number for number in later if number] == list(range(3, 22))
     assert played.metrics() | {"epoch": 0.0} == {"tasks": 22.0, "epoch": 0.0, "replayed": 1.0, "buffer": 0.0}
     play(played, 0, 0.5, 0.0)
@@ -76,7 +76,7 @@ def test_the_buffer_is_bounded_and_the_oldest_makes_room() -> None:
     assert played.state_dict()["sampler"]["buffer"] == [2, 3]
 
 
-def test_how_often_is_a_probability() -> None:
+def test_tasks_are_replayed_with_the_given_probability() -> None:
     played = curriculum(endless(), probability=0.25, capacity=1000)
     for number in range(400):
         play(played, number, 0.5)
@@ -100,7 +100,7 @@ def test_a_resumed_sampler_draws_what_the_other_would_have(make: Any, done: int)
 def test_an_old_task_of_an_infinite_taskset_is_found_again() -> None:
     played = curriculum(endless())
     draw(played, RECENT + 10)
-    play(played, 3, 0.5)  # is not remembered any more
+    play(played, 3, 0.5)  # no longer in memory
     assert 3 in draw(played, 20)
 
 
