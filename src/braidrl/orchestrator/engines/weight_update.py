@@ -134,7 +134,7 @@ async def receive_weights(server: Server, offer: Offer, version: int, *, fresh: 
         fresh: True if the server has received no weights since it started.
 
     Raises:
-        UnavailableError, RefusedError: the server or the trainer did not do its part.
+        UnavailableError, RefusedError: a request to the server or the trainer failed.
     """
     trainer = replace(server, url=offer.url, headers=bearer(offer.token))
     _, answer = await server.get("/get_world_size")
