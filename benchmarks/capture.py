@@ -1,10 +1,10 @@
-"""What it costs to capture the sampler's head, measured in one run.
+"""Measure the cost of capturing the sampler's head, in one run.
 
 usage: python benchmarks/capture.py MODEL_DIR [--size 128] [--batch 32] [--tokens 128]
 
-Tokens per second of the embedded engine behind its server and the gateway, all in this process, for training calls with
-a head of `--size` tokens and without, in turns; the best of each counts. `spelled` is what it would cost without the
-packed answer that the embedded engine gives: each candidate as JSON, as vLLM spells it.
+Prints tokens per second of training calls to the embedded engine, through its server and the gateway, all in this
+process. Calls without a head, with a head of `--size` tokens in packed format (`packed`) and as JSON candidates in the
+format of vLLM (`spelled`) alternate. The best time of each counts.
 """
 
 import argparse
@@ -31,15 +31,15 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", type=Path)
-    parser.add_argument("--size", type=int, default=128, help="tokens of a head")
-    parser.add_argument("--batch", type=int, default=32, help="calls at once")
-    parser.add_argument("--tokens", type=int, default=128, help="tokens of each call")
+    parser.add_argument("--size", type=int, default=128, help="number of tokens in a head")
+    parser.add_argument("--batch", type=int, default=32, help="number of concurrent calls")
+    parser.add_argument("--tokens", type=int, default=128, help="number of tokens per call")
     parser.add_argument("--repeats", type=int, default=4)
     asyncio.run(measure(parser.parse_args()))
 
 
 async def measure(args: argparse.Namespace) -> None:
-    """Print one line a way of asking."""
+    """Print one line per kind of call."""
     config = InferenceConfig(
         model=ModelConfig(path=str(args.model)),
         port=0,
@@ -78,7 +78,7 @@ async def measure(args: argparse.Namespace) -> None:
 async def seconds(
     gateway: Gateway, http: aiohttp.ClientSession, model: str, size: int | None, args: argparse.Namespace
 ) -> float:
-    """Seconds until all calls are answered."""
+    """Return the seconds until all calls have been answered."""
     sampling = {"temperature": 1.0, "logprobs": 1, "max_tokens": args.tokens, "ignore_eos": True}
 
     async def call(number: int) -> None:

@@ -1,10 +1,9 @@
-"""Episodes per second through verifiers' `null` harness (a process per rollout) and through `braid-chat`, in
-one run.
+"""Measure episodes per second of verifiers' `null` harness (a process per rollout) and `braid-chat`, in one run.
 
     python benchmarks/episodes.py [--episodes 400] [--concurrency 64] [--null-episodes 6]
 
-Both play `reverse-text` against an engine that answers at once, with the training client (messages rendered
-to tokens, log-probs back), so that only the way from a task to a finished episode is measured.
+Both run `reverse-text` against an engine that answers immediately, with the training client (which renders messages to
+tokens and receives log-probs), so that only the overhead between a task and its finished episode is measured.
 """
 
 import argparse
@@ -33,7 +32,7 @@ ANSWER = "hgfedcba"
 
 @contextmanager
 def stub_engine() -> Iterator[str]:
-    """The base URL of an engine in a process of its own."""
+    """Run an engine in a separate process and yield its base URL."""
     tokenizer = byte_tokenizer()
     completion = [*tokenizer.encode(ANSWER), tokenizer.convert_tokens_to_ids("<|im_end|>")]
     command = [sys.executable, str(Path(__file__).parent / "stub_engine.py"), *map(str, completion)]
@@ -52,7 +51,7 @@ async def play(
     client: vf.TrainClientConfig,
     profiler: cProfile.Profile | None = None,
 ) -> float:
-    """Play `episodes` episodes and return their number per second; the first, which loads things, is not
+    """Run `episodes` episodes and return episodes per second. An additional first episode warms up and is not
     counted."""
     block = {"taskset": {"id": "reverse-text", "num_tasks": 64}, "agent": {"harness": {"id": harness}}}
     env = load_environment(resolve_env(block))
@@ -83,12 +82,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--episodes", type=int, default=400, help="episodes through braid-chat")
-    parser.add_argument("--null-episodes", type=int, default=6, help="episodes through null")
-    parser.add_argument("--concurrency", type=int, default=64, help="episodes in flight")
-    parser.add_argument(
-        "--profile", action="store_true", help="profile braid-chat and print where its time goes"
-    )
+    parser.add_argument("--episodes", type=int, default=400, help="number of episodes with braid-chat")
+    parser.add_argument("--null-episodes", type=int, default=6, help="number of episodes with null")
+    parser.add_argument("--concurrency", type=int, default=64, help="maximum number of concurrent episodes")
+    parser.add_argument("--profile", action="store_true", help="only run braid-chat, and print its profile")
     arguments = parser.parse_args()
     logging.getLogger("verifiers").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as folder, stub_engine() as base_url:

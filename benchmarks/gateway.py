@@ -1,18 +1,18 @@
-"""What the gateway costs: model calls through it and straight to the engines, in one run.
+"""Measure the overhead of the gateway: model calls through it and directly to the engines, in one run.
 
     python benchmarks/gateway.py [--replicas 4] [--concurrent 1000] [--rate 500] [--seconds 20] [--profile]
 
-Engines that answer without generating, and the client that calls them, run in processes of their own; where there are
-two cores, this process, which is the gateway, has one to itself. A call has a session, 512 prompt tokens and an answer
-of 64 tokens with log-probs. Two loads:
+Stub engines and the client run in separate processes. With two cores or more, this process, which runs the gateway, has
+one for itself. A call has a session, 512 prompt tokens and an answer of 64 tokens with log-probs. There are two loads:
 
-- *paced*: calls arrive at random moments, `--rate` a second, at engines that take `--concurrent / --rate` seconds, so
-  that `--concurrent` calls are under way;
-- *flat out*: `--concurrent` callers, each of whom calls again at once, at engines that take no time.
+- *paced*: calls arrive at random times, `--rate` per second, at engines with a latency of `--concurrent / --rate`
+  seconds, so that about `--concurrent` calls are in flight.
+- *flat out*: each of `--concurrent` callers sends its next call immediately, to engines without latency.
 
-The overhead of a call is what its client waited besides what its engine took, at the median and the 99th percentile of
-calls through the gateway, less the same of direct calls. The first quarter of the time, in which connections are
-opened, does not count. What is the client's own shows in how late its event loop was, and so does the gateway's.
+The latency of a call is the time the client waited minus the time the engine took. The overhead is the latency through
+the gateway minus that of direct calls, at the median and the 99th percentile. The first quarter of the time, in which
+connections are opened, does not count. The lateness of the event loops of client and gateway shows whether either is
+overloaded.
 """
 
 import argparse
@@ -42,23 +42,23 @@ MODEL = "policy"
 PROMPT, ANSWER = list(range(512)), list(range(64))
 SAMPLING = {"temperature": 1.0, "max_tokens": len(ANSWER), "logprobs": 1}
 WARM_UP = 0.25
-"""Share of the time whose calls do not count."""
+"""Fraction of the duration, at its start, whose calls do not count."""
 TICK = 0.005
-"""Seconds between two looks at how late an event loop is."""
+"""Seconds between two measurements of the lateness of an event loop."""
 CORES = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
 
 
 class _Answer(msgspec.Struct):
     request_id: str
-    """The seconds that the engine took."""
+    """Seconds that the engine took."""
 
 
 class Lateness:
-    """How late the event loop of this process is, looked at every `TICK` seconds while the context is open."""
+    """Lateness of the event loop of this process, measured every `TICK` seconds within the context."""
 
     def __init__(self) -> None:
         self.notes: list[tuple[float, float]] = []
-        """(moment, seconds)."""
+        """Time of each measurement and the lateness, in seconds."""
 
     async def __aenter__(self) -> "Lateness":
         self.task = asyncio.create_task(self._watch())
@@ -74,14 +74,14 @@ class Lateness:
             now = time.perf_counter()
             self.notes.append((now, now - due))
 
-    def told(self, since: float) -> str:
-        """Of the time since a moment, in words."""
+    def summary(self, since: float) -> str:
+        """Return a summary of the measurements since a time."""
         late = [1000 * seconds for moment, seconds in self.notes if moment >= since]
         return f"loop late by {np.percentile(late, 99):.1f} ms at the 99th percentile, {max(late):.0f} ms at most"
 
 
 class Client:
-    """Calls `urls` in turn, and notes what each call waited, less what its engine took, in seconds."""
+    """Client that calls `urls` in turn and records the latency of each call without the engine's time, in seconds."""
 
     def __init__(self, urls: list[str], concurrent: int, seconds: float) -> None:
         self.urls = [url + GENERATE for url in urls]
@@ -93,7 +93,7 @@ class Client:
         self.waits: list[float] = []
 
     async def load(self, rate: float) -> dict[str, object]:
-        """Calls at `rate` a second, or flat out (0)."""
+        """Send `rate` calls per second, or flat out if 0."""
         connector = aiohttp.TCPConnector(limit=0)
         async with (
             Lateness() as lateness,
@@ -107,7 +107,7 @@ class Client:
                     group.create_task(self._keep_calling(number))
         since = self.counted_from
         answered = len(self.waits) / (self.end - since)
-        return {"waits": self.waits, "rate": answered, "since": since, "lateness": lateness.told(since)}
+        return {"waits": self.waits, "rate": answered, "since": since, "lateness": lateness.summary(since)}
 
     async def _arrive(self, group: asyncio.TaskGroup, rate: float) -> None:
         gaps, at, number = random.Random(0), self.started, 0
@@ -136,7 +136,10 @@ class Client:
 
 
 def pin(cores: list[int]) -> None:
-    """Run on these cores alone: the gateway on the first, all else on the others. One core is shared."""
+    """Restrict this process to these cores, if the machine has more than one.
+
+    The gateway runs on the first core, all other processes on the rest.
+    """
     if len(CORES) > 1:
         os.sched_setaffinity(0, cores)
 
@@ -147,7 +150,7 @@ def pin_others() -> None:
 
 @contextmanager
 def engines(count: int, latency: float) -> Iterator[list[str]]:
-    """Addresses of `count` engines in one process of their own."""
+    """Run `count` engines in one separate process and yield their addresses."""
     script = Path(__file__).parent / "stub_engine.py"
     options = ["--latency", str(latency), "--count", str(count)]
     command = [sys.executable, str(script), *options, *map(str, ANSWER)]
@@ -165,7 +168,7 @@ def engines(count: int, latency: float) -> Iterator[list[str]]:
 
 
 async def run_client(urls: list[str], arguments: argparse.Namespace, rate: float) -> dict:
-    """What the client measured, in a process of its own."""
+    """Run the client in a separate process and return its measurements."""
     command = [sys.executable, __file__, "--client", *urls, "--rate", str(rate)]
     command += ["--concurrent", str(arguments.concurrent), "--seconds", str(arguments.seconds)]
     process = await asyncio.create_subprocess_exec(
@@ -173,12 +176,12 @@ async def run_client(urls: list[str], arguments: argparse.Namespace, rate: float
     )
     output, _ = await asyncio.wait_for(process.communicate(), 4 * arguments.seconds + 60)
     if process.returncode:
-        raise RuntimeError(f"the client ended with exit code {process.returncode}")
+        raise RuntimeError(f"the client failed with exit code {process.returncode}; its error is above")
     return json.loads(output)
 
 
 async def compare(name: str, arguments: argparse.Namespace, rate: float, latency: float) -> None:
-    """One load, straight to the engines and through the gateway; prints both."""
+    """Run one load directly to the engines and through the gateway, and print both."""
     with engines(arguments.replicas, latency) as urls:
         direct = await run_client(urls, arguments, rate)
         pool = Replicas(urls, live=True)
@@ -201,18 +204,18 @@ async def compare(name: str, arguments: argparse.Namespace, rate: float, latency
         np.median(waits) - np.median(baseline),
         np.percentile(waits, 99) - np.percentile(baseline, 99),
     )
-    print(f"\n{name}: {arguments.concurrent} concurrent, {len(urls)} engines that take {latency:g} s")
+    print(f"\n{name}: {arguments.concurrent} concurrent, {len(urls)} engines with a latency of {latency:g} s")
     for way, rate, seen in (("direct", direct["rate"], baseline), ("gateway", through["rate"], waits)):
         middle, late = np.percentile(seen, [50, 99])
-        print(f"  {way:8} {rate:6.0f} calls/s, besides the engine median {middle:.2f} ms, p99 {late:.2f} ms")
+        print(
+            f"  {way:8} {rate:6.0f} calls/s, latency without engine median {middle:.2f} ms, p99 {late:.2f} ms"
+        )
     print(
-        f"  ratio    {through['rate'] / direct['rate']:6.2f}; overhead median {added:.2f} ms, p99 {tail:.2f} ms a call"
+        f"  ratio    {through['rate'] / direct['rate']:6.2f}; overhead median {added:.2f} ms, p99 {tail:.2f} ms"
     )
     print(f"  client   {through['lateness']} (direct: {direct['lateness']})")
-    print(f"  gateway  {lateness.told(through['since'])}")
-    print(
-        f"  the gateway's processor {1000 * busy / traffic.requests:.2f} ms a call; {traffic.retries} retries"
-    )
+    print(f"  gateway  {lateness.summary(through['since'])}")
+    print(f"  gateway CPU time {1000 * busy / traffic.requests:.2f} ms per call; {traffic.retries} retries")
     if arguments.profile:
         pstats.Stats(profiler).sort_stats("tottime").print_stats(45)
 
@@ -227,16 +230,14 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--replicas", type=int, default=4, help="engines behind the gateway")
-    parser.add_argument("--concurrent", type=int, default=1000, help="calls under way")
-    parser.add_argument("--rate", type=float, default=500.0, help="calls a second of the paced load")
+    parser.add_argument("--replicas", type=int, default=4, help="number of engines behind the gateway")
+    parser.add_argument("--concurrent", type=int, default=1000, help="number of concurrent calls")
+    parser.add_argument("--rate", type=float, default=500.0, help="calls per second of the paced load")
     parser.add_argument(
         "--seconds", type=float, default=20.0, help="duration of each of the four measurements"
     )
-    parser.add_argument(
-        "--profile", action="store_true", help="profile the gateway and print where its time goes"
-    )
-    parser.add_argument("--client", nargs="+", metavar="URL", help="be the client of these addresses alone")
+    parser.add_argument("--profile", action="store_true", help="print a profile of the gateway")
+    parser.add_argument("--client", nargs="+", metavar="URL", help="run only the client, for these addresses")
     given = parser.parse_args()
     if given.client:
         freeze_gc()

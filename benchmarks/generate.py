@@ -1,11 +1,11 @@
-"""Tokens per second of the embedded engine against `transformers` generate, measured in one run.
+"""Compare tokens per second of the embedded engine with `transformers` generate, in one run.
 
 usage: python benchmarks/generate.py MODEL_DIR [--dtype float32] [--batches 1 8 32 64] [--prompt 32] [--tokens
 32]
 
-Both sample every token at temperature 1 from the same prompts (all different, so that no prefix is shared), with the
-same number of new tokens and no end token. Runs alternate and the best of each counts, so that a busy machine slows
-both alike. The engine's log-probs are part of its time; transformers computes none.
+Both sample at temperature 1 from the same prompts (all different, so that no prefix is shared), with the same number of
+new tokens and without an end token. Runs alternate and the best of each counts, so that other load on the machine
+affects both equally. The engine's time includes log-probs, which transformers does not compute.
 """
 
 import argparse
@@ -29,8 +29,8 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 64])
-    parser.add_argument("--prompt", type=int, default=32, help="prompt tokens")
-    parser.add_argument("--tokens", type=int, default=32, help="new tokens")
+    parser.add_argument("--prompt", type=int, default=32, help="number of prompt tokens")
+    parser.add_argument("--tokens", type=int, default=32, help="number of new tokens")
     parser.add_argument("--repeats", type=int, default=4)
     args = parser.parse_args()
     model = AutoModelForCausalLM.from_pretrained(args.model, dtype=getattr(torch, args.dtype)).eval()
@@ -60,7 +60,7 @@ def main() -> None:
 
 @torch.inference_mode()
 def transformers_seconds(model: PreTrainedModel, prompts: list[list[int]], tokens: int) -> float:
-    """Seconds of one `generate` with the dynamic cache."""
+    """Return the seconds of one `generate` with the dynamic cache."""
     inputs = torch.tensor(prompts)
     started = time.perf_counter()
     output = model.generate(
@@ -80,7 +80,7 @@ def transformers_seconds(model: PreTrainedModel, prompts: list[list[int]], token
 
 
 def engine_seconds(engine: TorchEngine, prompts: list[list[int]], tokens: int) -> float:
-    """Seconds until all requests are finished."""
+    """Return the seconds until all requests have finished."""
     params = SamplingParams(max_tokens=tokens)
     requests = [engine.request(prompt, params, id=str(i), eos=False) for i, prompt in enumerate(prompts)]
     started = time.perf_counter()

@@ -1,11 +1,11 @@
-"""Peak memory of the head's forward and backward pass against plain float32 logits, in one run.
+"""Compare peak memory of the head's forward and backward pass with plain float32 logits, in one run.
 
     python benchmarks/loss_memory.py [--entries 8192] [--vocabulary 49152] [--hidden 576] [--candidates 128]
     [--threads 1]
 
-Plain is what a script does: logits of every entry, log-softmax, gather, autograd, for the log-probs alone. Every
-contestant runs in a process of its own; its memory is by how much the forward and backward pass raise the peak that
-hidden states, weight, targets and candidates have set, so the gradients of both count.
+The plain version computes only log-probs: logits of all entries, log-softmax, gather, autograd. Every contestant runs
+in its own process. Its memory is the increase of the peak during the forward and backward pass over the inputs (hidden
+states, weight, targets and candidates), so it includes the gradients of hidden states and weight.
 """
 
 import argparse
@@ -24,12 +24,12 @@ CONTESTANTS = ("plain log-probs", "log-probs", "with entropy", "with entropy and
 
 
 def plain(hidden: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-    """A loss of the log-probs, float32 logits and all."""
+    """Return a loss of log-probs computed from full float32 logits."""
     return (hidden @ weight.T).log_softmax(-1).gather(-1, targets[:, None]).mean()
 
 
 def ours(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool, candidates: Tensor | None) -> Tensor:
-    """The same, and what else is asked for, by the trainer's head."""
+    """Return the same loss computed by the trainer's head, with entropy and candidates if requested."""
     outputs = head_logprobs(
         hidden, LMHead(weight, None), targets, torch.ones(len(hidden)), candidates=candidates
     )
@@ -40,7 +40,7 @@ def ours(hidden: Tensor, weight: Tensor, targets: Tensor, entropy: bool, candida
 
 
 def measure(contestant: str, args: argparse.Namespace) -> dict[str, float]:
-    """Peak GiB above the inputs, processor seconds, and the size of the log-probs' gradient, of one pass."""
+    """Measure one pass: peak memory above the inputs in GiB, CPU seconds, loss, and gradient norm of the weight."""
     torch.set_num_threads(args.threads)
     generator = torch.Generator().manual_seed(0)
     hidden = torch.randn(args.entries, args.hidden, generator=generator).requires_grad_()
@@ -66,7 +66,7 @@ def measure(contestant: str, args: argparse.Namespace) -> dict[str, float]:
 
 
 def peak_gib() -> float:
-    """Most memory that this process has held."""
+    """Return the peak resident memory of this process in GiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
 
 

@@ -1,15 +1,15 @@
-"""How much of the shorter of generation and training hides behind the longer one.
+"""Measure how much of the shorter of generation and training is hidden by the longer one.
 
     python benchmarks/overlap.py [--bounds 0 1 4] [--steps 30] [--train-seconds SECONDS] [--surplus 1.0]
 
-The orchestrator and the embedded engine play `reverse-text` with a tiny model. The trainer is a clock: it takes a
-batch, waits as long as a step takes on a device of its own, and publishes weights. For every staleness bound two runs
-are made: one whose trainer takes no time, which gives the generation time of a step alone, and one whose trainer takes
-`--train-seconds` (not given: as long as generation, the case that leaves no slack). Printed is the
+The orchestrator and the embedded engine run `reverse-text` with a tiny model. The trainer only simulates time: it takes
+a batch, waits for the duration of a step on a separate device, and publishes weights. There are two runs for each
+staleness bound. In the first, training takes no time, which gives the generation time of a step. In the second, it
+takes `--train-seconds` (by default as long as generation, the hardest case). The script prints
 
     overlap efficiency = step time / max(training time, generation time, each alone),
 
-which is 1 when the shorter one is hidden, and 2 when two equal ones take turns.
+which is 1 if the shorter one is hidden completely, and 2 if two equally long ones alternate.
 """
 
 import argparse
@@ -36,12 +36,12 @@ from braidrl.utils.tiny_model import create_tiny_model
 
 BATCH, GROUP, TOKENS = 32, 4, 48
 WARMUP = 3
-"""First steps that are not counted."""
+"""Number of first steps that are not counted."""
 
 
 @dataclass
 class ClockTrainer:
-    """Takes every batch that comes and publishes the same weights `seconds` later."""
+    """Simulated trainer that publishes the same weights `seconds` after each batch."""
 
     run: RunFolder
     weights: Path
@@ -60,18 +60,18 @@ class ClockTrainer:
             versions = [sample.version_start for sample in batch.samples if sample.version_start is not None]
             self.staleness = max(self.staleness, step - 1 - min(versions))
             await asyncio.sleep(self.seconds)
-            made = self.run.root / "made"
-            await asyncio.to_thread(shutil.copytree, self.weights, made)
+            partial = self.run.root / "partial"
+            await asyncio.to_thread(shutil.copytree, self.weights, partial)
             target = self.run.weights(step)
             target.parent.mkdir(exist_ok=True)
-            made.rename(target)
+            partial.rename(target)
             reader.remove(step)
             self.arrivals.append(started)
             self.worked.append(time.perf_counter() - started)
 
     @property
     def step_seconds(self) -> float:
-        """From one batch to the next."""
+        """Mean time between two batches in seconds."""
         return (self.arrivals[-1] - self.arrivals[WARMUP]) / (len(self.arrivals) - 1 - WARMUP)
 
     @property
@@ -81,7 +81,7 @@ class ClockTrainer:
 
 @contextlib.contextmanager
 def inference(model: Path, folder: Path) -> Iterator[str]:
-    """The address of an embedded engine in a process of its own."""
+    """Run an embedded engine in a separate process and yield its address."""
     port = free_port("127.0.0.1")
     config = folder / "inference.toml"
     config.write_text(f'port = {port}\nseq_len = 256\nthreads = 1\n[model]\npath = "{model}"\n')
@@ -96,7 +96,7 @@ def inference(model: Path, folder: Path) -> Iterator[str]:
 
 
 async def serve_base(url: str, model: Path) -> None:
-    """Let the engine, once it is up, serve v0 again."""
+    """Wait for the engine and reset its weights to v0."""
     async with asyncio.timeout(60), aiohttp.ClientSession(url) as session:
         while True:
             with contextlib.suppress(aiohttp.ClientError):
@@ -110,7 +110,7 @@ async def serve_base(url: str, model: Path) -> None:
 async def play(
     url: str, model: Path, folder: Path, bound: int, seconds: float, args: argparse.Namespace
 ) -> ClockTrainer:
-    """One run; its trainer knows what it took."""
+    """Run once and return the trainer with its recorded times."""
     await serve_base(url, model)
     source = {"env": {"taskset": {"id": "reverse-text"}}}
     settings = {

@@ -1,11 +1,11 @@
-"""What a run needs of memory, from a model's shape; and how far that is from what a real step takes.
+"""Predict the memory of a run from the shape of its model, and compare the prediction with a real step.
 
     python benchmarks/sizing.py [MODEL ...] [--gpus 1 8 16] [--memory 80] [--dtype bfloat16]
     python benchmarks/sizing.py MODEL --measure 512
 
-MODEL is a folder with config.json; without any, the table is of four Qwen3-like shapes. `--measure` takes one step on a
-row of so many tokens, on this machine's CPU, each way in a process of its own, and prints prediction and peak. The
-arithmetic is explained in docs/sizing.md.
+MODEL is a folder with a config.json. Without it, the tables are for four Qwen3-like shapes. `--measure N` trains on a
+row of N tokens on the CPU, with each setting in its own process, and prints predicted and measured peak memory.
+docs/sizing.md explains the formulas.
 """
 
 import argparse
@@ -19,30 +19,30 @@ from pathlib import Path
 
 GB = 1e9
 LOGITS = 4 * (1 << 23) * 4
-"""Bytes of the head at work: four float32 tensors as large as a chunk of logits."""
+"""Bytes of temporary tensors of the head: four float32 tensors of the size of a chunk of logits (2^23 elements)."""
 RESERVE = 4 * GB
-"""Of a GPU: CUDA, communication buffers, fragmentation."""
+"""Bytes of each GPU reserved for CUDA, communication buffers and fragmentation."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What memory depends on of a dense transformer with gated MLP."""
+    """Shape of a dense transformer with gated MLP."""
 
     layers: int
     hidden: int
     queries: int
-    """Query heads times their width."""
+    """Number of query heads times their width."""
     keys: int
-    """Key heads times their width; values have the same."""
+    """Number of key heads times their width. Values have the same size."""
     inner: int
     vocabulary: int
     tied: bool
     normed: bool
-    """Whether queries and keys are normed (Qwen3)."""
+    """True if queries and keys are normalised (Qwen3)."""
 
     @classmethod
     def of(cls, config: dict) -> "Shape":
-        """From config.json."""
+        """Return the shape of a model from the content of its config.json."""
         heads, hidden = config["num_attention_heads"], config["hidden_size"]
         width = config.get("head_dim") or hidden // heads
         keys = config.get("num_key_value_heads", heads) * width
@@ -52,12 +52,12 @@ class Shape:
 
     @property
     def layer(self) -> int:
-        """Parameters of one layer; its vectors are left out."""
+        """Number of parameters of one layer, without norms and biases."""
         return 2 * self.hidden * (self.queries + self.keys) + 3 * self.hidden * self.inner
 
     @property
     def outside(self) -> int:
-        """Parameters of embeddings and head."""
+        """Number of parameters of embeddings and head."""
         return self.vocabulary * self.hidden * (1 if self.tied else 2)
 
     @property
@@ -65,23 +65,28 @@ class Shape:
         return self.layers * self.layer + self.outside
 
     def layer_activations(self, compute: int, attention: int) -> int:
-        """Bytes a token that the backward pass of one layer needs; `compute` and `attention` are bytes a number."""
-        norms = 2 * (4 + 4) * self.hidden  # each of two: what comes in, and that normed, in float32
+        """Return the activations of one layer that its backward pass needs, in bytes per token.
+
+        Args:
+            compute: bytes per element of the compute dtype.
+            attention: bytes per element in attention.
+        """
+        norms = 2 * (4 + 4) * self.hidden  # two norms, each keeps its float32 input and output
         if self.normed:
             norms += (4 + compute) * (self.queries + self.keys)
-        # inputs of products; autocast makes a copy for each of them
+        # Inputs of matrix products. Autocast casts the input of each product separately.
         factors = 8 * self.hidden if compute == 4 else compute * (5 * self.hidden + self.queries)
         factors += 4 * compute * self.inner
         return norms + factors + attention * (2 * self.queries + 2 * self.keys)
 
     @property
     def layer_input(self) -> int:
-        """Bytes a token that a recomputed layer keeps: the float32 residual stream."""
+        """Bytes per token that a recomputed layer keeps: the float32 residual stream."""
         return 4 * self.hidden
 
     @property
     def cache(self) -> int:
-        """Bytes a token of the sampler's bfloat16 keys and values."""
+        """Bytes per token of the sampler's bfloat16 keys and values."""
         return 2 * 2 * self.layers * self.keys
 
 
@@ -95,14 +100,14 @@ QWEN3 = {
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one process (GPU) of the trainer, by what holds them."""
+    """Memory of one trainer process (GPU) in bytes, by purpose."""
 
     states: float
-    """Float32 parameters, gradients and moments, the share of this process."""
+    """This process's share of float32 parameters, gradients and moments."""
     whole: float
-    """What is whole for a time: gathered layers, embeddings and head, copies in the compute type, gradients."""
+    """Temporarily unsharded tensors: gathered layers, embeddings and head, copies in the compute dtype, gradients."""
     token: float
-    """Activations of each token of a row."""
+    """Activations per token of a row."""
     head: float = LOGITS
 
     @property
@@ -110,7 +115,7 @@ class Memory:
         return self.states + self.whole + self.head
 
     def row(self, available: float) -> int:
-        """Tokens of the longest row that fits."""
+        """Return the maximum number of tokens in a row that fits into `available` bytes."""
         return max(0, int((available - self.fixed) / self.token))
 
 
@@ -124,24 +129,27 @@ def memory(
     offload: bool = False,
     reduce_each: bool = False,
 ) -> Memory:
-    """Of a copy of the weights that `ranks` processes hold; the flags are the trainer's keys."""
+    """Return the memory per process if `ranks` processes share one copy of the weights.
+
+    The flags correspond to config keys of the trainer. `compute` and `attention` are bytes per element.
+    """
     states = (8 if offload else 16) * shape.parameters / ranks
     if ranks == 1:
-        # autocast keeps the copies of the weights that it makes
+        # autocast caches its casts of the weights
         whole = shape.layers * shape.layer * (compute if compute < 4 else 0)
     else:
-        # two layers at a time; the rest of the model, in float32, as long as a row is computed, and its gradient
+        # FSDP gathers two layers at a time. Embeddings and head are gathered in float32 for a whole row.
         whole = 2 * compute * shape.layer + 4 * shape.outside
         whole += 4 * shape.layer + 4 * shape.outside if reduce_each else 4 * shape.parameters
-    whole += 4 * shape.vocabulary * shape.hidden  # the gradient of the head on its way to the parameter's
+    whole += 4 * shape.vocabulary * shape.hidden  # gradient of the head before it is added to the parameter's
     one = shape.layer_activations(compute, attention)
     kept = 0 if activation_offload else shape.layers * shape.layer_input
     layers = one + kept if recompute or activation_offload else shape.layers * one
-    return Memory(states, whole, layers + 4 * 4 * shape.hidden)  # and the last norm, and rows for the head
+    return Memory(states, whole, layers + 4 * 4 * shape.hidden)  # plus final norm and inputs of the head
 
 
 def table(shapes: dict[str, Shape], gpus: list[int], size: float, compute: int) -> None:
-    """One line a model and number of GPUs; all of them hold one copy of the weights."""
+    """Print a row for each model and number of GPUs, which share one copy of the weights."""
     print(
         "| model | GPUs | states | whole at times | longest row | with `reduce_each_micro_batch` "
         "| and `optim.offload` | and `activation_offload` | recomputing nothing |"
@@ -157,7 +165,8 @@ def table(shapes: dict[str, Shape], gpus: list[int], size: float, compute: int) 
             lengths = " | ".join(f"{row // 1000}k" if row >= 1000 else "none" for row in rows)
             print(f"| {name} | {count} | {plain.states / GB:.1f} | {plain.whole / GB:.1f} | {lengths} |")
     print(
-        "\n| model | parameters | bytes a token: a layer, all layers, recomputed | served weights | cache a token |"
+        "\n| model | parameters | activations per token: one layer, all layers, recomputed | served weights "
+        "| cache per token |"
     )
     print("|" + "---|" * 5)
     for name, shape in shapes.items():
@@ -176,7 +185,7 @@ WAYS = {
 
 
 def step(model: str, tokens: int, dtype: str, recompute: bool = False) -> None:
-    """Print by how many bytes one step raises this process's peak above what the libraries take."""
+    """Print by how many bytes training raises the peak memory of this process after the imports."""
     import numpy as np
     import torch
 
@@ -198,19 +207,19 @@ def step(model: str, tokens: int, dtype: str, recompute: bool = False) -> None:
             settings | {"activation_checkpointing": recompute, "threads": 1}
         )
         learner = Learner.load(config, Parallel(0, 1, torch.device("cpu")))
-        for number in (1, 2):  # moments exist from the second step on
+        for number in (1, 2):  # in the first step, the moments do not exist during the backward pass
             learner.step(number, [sample])
     print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
 def measure(model: str, tokens: int) -> None:
-    """Prediction and peak of a step, each way."""
+    """Print the predicted and the measured peak of a step for each setting."""
     shape = Shape.of(json.loads((Path(model) / "config.json").read_text()))
     print(f"{model}, a row of {tokens} tokens, in GB\n")
     print("| | predicted | measured | ratio |\n|---|---|---|---|")
     for name, way in WAYS.items():
         compute = 4 if way["dtype"] == "float32" else 2
-        # the attention of a CPU is float32
+        # attention on a CPU is float32
         expected = memory(shape, 1, compute, 4, recompute=bool(way.get("recompute")))
         predicted = expected.fixed + expected.token * tokens
         code = f"from benchmarks.sizing import step; step({model!r}, {tokens}, **{way!r})"

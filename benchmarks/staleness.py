@@ -1,12 +1,14 @@
-"""Every rl loss and protection under an artificial staleness, trained in one run.
+"""Train every rl loss and off-policy protection under artificial staleness, in one run.
 
 usage: python benchmarks/staleness.py WARMUP_DIR [--steps 24] [--lags 0 2 8] [--seeds 0 1 2] [--settings ipo gspo ...]
 
-The policy of `examples/grpo` after its warm-up (outputs/grpo/warmup/weights/step_000300) learns to write words
-backwards: the real engine samples 16 groups of 8, the real trainer takes a step, but step n trains on what version
-n - 1 - lag has sampled. Printed for every setting, as means over the seeds (which choose tasks and samples): the
-held-out reward of the last policy, and its range; the mean ratio policy / sampler over all steps and trained tokens;
-and the share of tokens (of sequences, for opsm) that the setting has cut off.
+The warmed-up policy of `examples/grpo` (outputs/grpo/warmup/weights/step_000300) learns to write words backwards. The
+embedded engine samples 16 groups of 8 and the trainer takes a step, but step n trains on samples of version
+n - 1 - lag. For every setting, the script prints means over the seeds (of tasks and sampling):
+
+- the held-out reward of the last policy, and its range over the seeds
+- the mean ratio policy / sampler over all steps and trained tokens
+- the fraction of tokens (for opsm, of sequences) that the setting clips or masks
 """
 
 import argparse
@@ -56,7 +58,7 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
     "grpo, m2po": (GRPO | {"m2po": {}}, "m2po_clip_ratio"),
     "grpo, opsm": (GRPO | {"opsm": {"reference": "rollout"}}, "opsm_clipfrac"),
 }
-"""Settings of `[trainer]`, and the metric that says what they cut off."""
+"""Settings of `[trainer]`, and the metric of the fraction that they clip or mask."""
 
 
 def main() -> None:
@@ -82,14 +84,14 @@ def main() -> None:
 
 
 def summarize(results: list[tuple[float, float, float]]) -> list[str]:
-    """Means over seeds, and the range of the reward."""
+    """Return the means over seeds, and the range of the reward."""
     reward, ratio, cut = np.mean(results, 0)
     lowest, highest = np.min(results, 0)[0], np.max(results, 0)[0]
     return [f"{reward:.3f}", f"{lowest:.3f}-{highest:.3f}", f"{ratio:.3f}", f"{cut:.3f}"]
 
 
 class Run:
-    """One setting with one lag and one seed."""
+    """Run of one setting with one lag and one seed."""
 
     def __init__(self, warmup: Path, folder: Path, name: str, lag: int, seed: int) -> None:
         options, self.metric = SETTINGS[name]
@@ -107,7 +109,7 @@ class Run:
             }
         )
         self.learner = Learner.load(self.config, Parallel(0, 1, torch.device("cpu")))
-        self.ratios = RatioWatch(self.learner.rl_loss.loss)
+        self.ratios = RatioRecorder(self.learner.rl_loss.loss)
         self.learner.rl_loss = dataclasses.replace(self.learner.rl_loss, loss=self.ratios)
         self.engine = TorchEngine(
             InferenceConfig.model_validate({"model": model, "max_batch_size": 128, "seed": seed, **shared})
@@ -118,7 +120,7 @@ class Run:
         self.run, self.lag, self.seed = RunFolder(folder), lag, seed
 
     def play(self, steps: int) -> tuple[float, float, float]:
-        """Train; returns held-out reward, mean ratio, and mean share that was cut off."""
+        """Train and return the held-out reward, the mean ratio, and the mean fraction that was clipped or masked."""
         self.engine.start()
         self.engine.loaded.result(60)
         tasks = list(load_tasks("train", steps * GROUPS, self.seed))
@@ -137,7 +139,7 @@ class Run:
         return reward, self.ratios.mean, float(np.mean(cut))
 
     def _serve(self, version: int) -> None:
-        """Sample with this version from now on; older ones are not needed any more."""
+        """Load this version into the engine and delete older ones."""
         if version:
             self.engine.update_weights(self.run.weights(version), version).result(60)
         for old in self.run.published("weights"):
@@ -145,7 +147,7 @@ class Run:
                 shutil.rmtree(self.run.weights(old))
 
     def _sample(self, tasks: list[ReverseTextTask], step: int) -> list[TrainingSample]:
-        """Groups of attempts with their advantages; those without any signal are left out."""
+        """Sample a group per task and return the training samples of groups whose rewards differ."""
         attempts = self._generate([task for task in tasks for _ in range(GROUP_SIZE)])
         rewards = np.array([self._reward(task, request) for task, request in attempts])
         advantages = (
@@ -194,13 +196,13 @@ class Run:
 
 
 def reinforce(inputs: LossInputs) -> LossOutputs:
-    """No ratio at all: what a stale batch does to a loss that takes it for fresh."""
+    """REINFORCE without an importance ratio: it treats stale samples as on-policy."""
     gain = inputs.advantages * inputs.trainer_logprobs
     return LossOutputs(-gain[inputs.loss_mask].sum(), {})
 
 
-class RatioWatch:
-    """A loss that remembers the mean of policy / sampler over the tokens that it was given."""
+class RatioRecorder:
+    """Loss wrapper that records the mean of policy / sampler over all its tokens."""
 
     def __init__(self, loss: Loss) -> None:
         self.loss, self.sum, self.count = loss, 0.0, 0
@@ -224,7 +226,7 @@ def load_tasks(split: str, count: int, seed: int) -> Any:
 
 
 def reply_text(renderer: Renderer, completion: list[int]) -> str:
-    """What the reward sees."""
+    """Return the text of a reply, which the reward grades."""
     return renderer.parse_response(completion).content or ""
 
 

@@ -1,5 +1,4 @@
-"""Inference engines that generate nothing: each answers `/inference/v1/generate` with a fixed completion, at once or
-`--latency` seconds later."""
+"""Stub inference engines that answer `/inference/v1/generate` with a fixed completion after `--latency` seconds."""
 
 import argparse
 import asyncio
@@ -10,9 +9,9 @@ from aiohttp import web
 
 
 def make_app(completion: list[int], max_model_len: int = 4096, latency: float = 0.0) -> web.Application:
-    """The engine's routes; `completion` (token ids, the last one a stop token) answers every request.
+    """Return an engine that answers every request with `completion` (token ids that end with a stop token).
 
-    The `request_id` of an answer is the time that the engine had the request, in seconds.
+    The `request_id` of an answer is the time in seconds that the engine took for the request.
     """
     entries = [{"token": f"token_id:{token}", "logprob": -1.0, "top_logprobs": []} for token in completion]
     choice = {"index": 0, "token_ids": completion, "finish_reason": "stop", "logprobs": {"content": entries}}
@@ -40,7 +39,7 @@ def make_app(completion: list[int], max_model_len: int = 4096, latency: float = 
 
 
 async def serve(completion: list[int], latency: float, count: int) -> None:
-    """Serve on free ports of this machine, print each, and run until killed."""
+    """Serve on `count` free local ports, print each port, and run until killed."""
     for _ in range(count):
         runner = web.AppRunner(make_app(completion, latency=latency), access_log=None)
         await runner.setup()
@@ -51,8 +50,8 @@ async def serve(completion: list[int], latency: float, count: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("completion", type=int, nargs="+", help="token ids of the answer")
-    parser.add_argument("--latency", type=float, default=0.0, help="seconds until an answer")
-    parser.add_argument("--count", type=int, default=1, help="engines, each on a port of its own")
+    parser.add_argument("completion", type=int, nargs="+", help="token ids of the completion")
+    parser.add_argument("--latency", type=float, default=0.0, help="seconds per answer")
+    parser.add_argument("--count", type=int, default=1, help="number of engines, each on its own port")
     arguments = parser.parse_args()
     asyncio.run(serve(arguments.completion, arguments.latency, arguments.count))

@@ -1,11 +1,12 @@
-"""What trackers cost a run: work that keeps a core busy, beside each kind of tracker and alone, in turns.
+"""Measure the cost of trackers: CPU-bound work with and without each kind of tracker, alternating.
 
     taskset -c 0 python benchmarks/trackers.py
 
-Pinned to one core, so that a tracker has nowhere else to run. The work reports a step a second, as a fast trainer does.
-The tracker is open by then; it is stopped and goes on in turns (SIGSTOP, SIGCONT). A ratio is the time of a piece of
-work beside it over that of the next piece without: the median and the quartiles of all pairs. Its processor time is
-that of opening, and from then on as a share of the time that it was not stopped.
+All processes are pinned to one core, so that a tracker competes with the work. The work logs a step per second, like a
+fast trainer. The tracker is already open, and is alternately stopped and resumed (SIGSTOP, SIGCONT). A ratio is the
+time of a piece of work with the tracker over the time of the next piece without; the script prints median and quartiles
+of all pairs. It also prints the CPU time of opening the tracker, and afterwards its share of the time when it is not
+stopped.
 """
 
 import argparse
@@ -35,30 +36,30 @@ from braidrl.utils.run_folder import RunFolder
 EXAMPLES = Path(__file__).parents[1] / "tests" / "support"
 REPORT_SECONDS = 1.0
 METRICS = 80
-"""Values of a line of metrics."""
+"""Number of values in a line of metrics."""
 SETTLE_SECONDS = 1.0
 
 
 def kinds() -> dict[str, TrackerConfig]:
-    """The trackers that are measured."""
-    wrong = {
+    """Return the configs of the measured trackers by name."""
+    faulty = {
         name: CustomTrackerConfig(import_path=f"tracker_examples:{kind}", close_timeout=0.2)
         for name, kind in (
             ("raises", "Raises"),
             ("hangs", "Hangs"),
-            ("computes for ever", "BurnsTheProcessor"),
+            ("busy loop", "BurnsTheProcessor"),
         )
     }
     return {
         "tensorboard": TensorBoardTrackerConfig(),
         "wandb, offline": WandbTrackerConfig(mode="offline"),
         "mlflow, files": MLflowTrackerConfig(),
-        **wrong,
+        **faulty,
     }
 
 
 class Work:
-    """Multiplies matrices and reports steps."""
+    """Work that multiplies matrices and logs steps."""
 
     def __init__(self, run: RunFolder, repeats: int) -> None:
         self.writers = [MetricsWriter(run.metrics(process)) for process in ("trainer", "orchestrator")]
@@ -67,7 +68,7 @@ class Work:
         self.step = 0
 
     def seconds(self) -> float:
-        """Wall time of a piece of work."""
+        """Do a piece of work and return its wall time in seconds."""
         started = reported = time.perf_counter()
         for _ in range(self.repeats):
             self.matrix @ self.matrix
@@ -83,37 +84,37 @@ class Work:
 
 
 def opened(run: RunFolder, deadline: float = 300.0) -> None:
-    """Wait until the tracker of a run has written something, or has failed."""
+    """Wait until the tracker of a run has written a file, and then `SETTLE_SECONDS` more."""
     until = time.monotonic() + deadline
     while not any(path.is_file() for path in run.trackers.rglob("*")):
         if time.monotonic() > until:
-            raise TimeoutError(f"no tracker has opened within {deadline:g} s; its log lies in {run.logs}")
+            raise TimeoutError(f"the tracker wrote no file within {deadline:g} s; see its log in {run.logs}")
         time.sleep(0.05)
     time.sleep(SETTLE_SECONDS)
 
 
 def measure(name: str, config: TrackerConfig, pairs: int, repeats: int, folder: Path) -> None:
-    """Print the figures of one tracker."""
+    """Print the measurements of one tracker."""
     run = RunFolder(folder / name.replace(" ", "_"))
     work = Work(run, repeats)
     work.report()
-    ratios, going = [], 0.0
-    with redirect_stderr(io.StringIO()), tracking([config], run):  # which says what went wrong
+    ratios, active = [], 0.0
+    with redirect_stderr(io.StringIO()), tracking([config], run):  # hides the errors of faulty trackers
         opened(run)
         opening = processor_seconds()
         for _ in range(pairs):
-            beside = work.seconds()
+            tracked = work.seconds()
             signal_trackers(signal.SIGSTOP)
-            ratios.append(beside / work.seconds())
+            ratios.append(tracked / work.seconds())
             signal_trackers(signal.SIGCONT)
-            going += beside
-        share = max(0.0, processor_seconds() - opening) / going  # of one that has ended there is none
+            active += tracked
+        share = max(0.0, processor_seconds() - opening) / active  # 0 if the tracker has exited
     low, middle, high = statistics.quantiles(ratios, n=4)
     print(f"{name:20}{middle:8.3f}  ({low:.3f} to {high:.3f}){opening:9.2f} s{share:9.2%}", flush=True)
 
 
 def processor_seconds() -> float:
-    """Of the trackers at work, and what they started."""
+    """Return the CPU time of the running trackers and their child processes in seconds."""
     ticks = 0
     for process in trackers():
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
@@ -127,7 +128,7 @@ def signal_trackers(number: int) -> None:
 
 
 def trackers(parent: int | None = None) -> Iterator[int]:
-    """The processes below this one that have not ended."""
+    """Yield the ids of the running descendants of a process, by default of this one."""
     parent = parent or os.getpid()
     for task in Path(f"/proc/{parent}/task").iterdir():
         for child in map(int, (task / "children").read_text().split()):
@@ -141,9 +142,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=1000, help="multiplications of a piece of work")
+    parser.add_argument(
+        "--repeats", type=int, default=1000, help="number of multiplications in a piece of work"
+    )
     options = parser.parse_args()
-    os.environ["PYTHONPATH"] = str(EXAMPLES)  # where the processes of trackers find those that go wrong
+    os.environ["PYTHONPATH"] = str(EXAMPLES)  # tracker processes import the faulty ones from there
     print(f"{'tracker':20}{'ratio':>8}{'(quartiles)':>19}{'opening':>11}{'share':>9}")
     with tempfile.TemporaryDirectory() as folder:
         for name, config in kinds().items():

@@ -1,11 +1,11 @@
-"""One GRPO step (forward, backward, AdamW) of Braid against a padded transformers step with the same loss.
+"""Compare a GRPO step (forward, backward, AdamW) of Braid with a padded transformers step that has the same loss.
 
     python benchmarks/train_step.py MODEL_FOLDER [--threads 2] [--groups 4] [--siblings 8] [--prompt 96]
     [--steps 2]
 
-The batch is made up: groups of siblings that share a prompt, completions of 16 to 48 tokens, sampler
-log-probs near the model's own. Every contestant runs in a process of its own, so that its peak memory is its
-own; the first step is not timed. On a machine that others use, compare processor seconds with one thread.
+The batch is synthetic: groups of siblings that share a prompt, completions of 16 to 48 tokens, sampler log-probs close
+to the model's own. Every contestant runs in its own process, so that peak memory is measured separately. The first step
+is not timed. On a shared machine, compare CPU seconds with one thread.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CONTESTANTS = ("padded float32", "braid float32", "braid bfloat16")
 
 
 def make_batch(model: torch.nn.Module, groups: int, siblings: int, prompt: int) -> TrainingBatch:
-    """Sampled from a fixed seed; log-probs of the sampler are the model's own plus a little noise."""
+    """Return a random batch with a fixed seed. Log-probs of the sampler are those of the model plus a little noise."""
     rng = np.random.default_rng(0)
     samples = []
     for group in range(groups):
@@ -60,7 +60,7 @@ def make_batch(model: torch.nn.Module, groups: int, siblings: int, prompt: int) 
 
 
 class Padded:
-    """What a plain script does: pad, full-vocabulary float32 logits, log-softmax, mask."""
+    """Baseline as in a plain script: padding, full-vocabulary float32 logits, log-softmax, mask."""
 
     def __init__(self, folder: str, samples: list[TrainingSample]) -> None:
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
@@ -89,7 +89,7 @@ class Padded:
 
 
 class Braid:
-    """The same step through the trainer's own functions."""
+    """Step with the trainer's functions and the same loss."""
 
     def __init__(self, folder: str, samples: list[TrainingSample], dtype: torch.dtype) -> None:
         self.model, self.dtype = load_model(ModelConfig(path=folder), "cpu"), dtype
@@ -107,7 +107,7 @@ class Braid:
 
 
 def measure(contestant: str, folder: str, batch: Path, threads: int, steps: int) -> dict[str, float]:
-    """Time `steps` steps; loss and gradient norm are those of the first, untimed step."""
+    """Time `steps` steps. Loss and gradient norm are those of the first step, which is not timed."""
     torch.set_num_threads(threads)
     samples = decode_batch(batch.read_bytes()).samples
     kind, dtype = contestant.split()
@@ -183,7 +183,7 @@ def report(results: dict[str, dict[str, float]]) -> None:
         )
     for key in ("loss", "grad_norm"):
         difference = abs(results[CONTESTANTS[1]][key] / base[key] - 1)
-        print(f"{key}: braid float32 differs from padded float32 by {difference:.1e} of its size")
+        print(f"{key}: braid float32 and padded float32 have a relative difference of {difference:.1e}")
 
 
 if __name__ == "__main__":

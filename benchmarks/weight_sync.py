@@ -1,9 +1,9 @@
-"""Bytes and seconds of one policy version, whole, as a delta and as an adapter: published, and taken by the engine.
+"""Measure size, publishing time and update time of a policy version: whole, as a delta and as an adapter.
 
     python benchmarks/weight_sync.py MODEL_FOLDER [--steps 2] [--rates 1e-6 1e-5] [--rank 16] [--dtype bfloat16]
 
-Every row is a version that real steps of AdamW made from version 0 (GRPO on a made-up batch). All are taken over by one
-embedded engine, and a delta must leave it with the weights of the whole version, bit for bit.
+Every row is a version after real AdamW steps from version 0 (GRPO on a synthetic batch). One embedded engine loads all
+versions. After a delta, its weights must equal those of the whole version bit for bit.
 """
 
 import argparse
@@ -36,7 +36,7 @@ def config(options: argparse.Namespace, folder: Path, **settings: Any) -> Traine
 
 
 def versions(config: TrainerConfig, samples: list[TrainingSample]) -> list[tuple[Path, float]]:
-    """Folders of v0, v1, ..., and the seconds that it took to publish each."""
+    """Publish v0, v1, ... and return the folder of each and the seconds that publishing took."""
     run, learner, found = RunFolder(config.output_dir), Learner.load(config, ALONE), []
     for step in range(config.max_steps + 1):
         if step:
@@ -48,7 +48,7 @@ def versions(config: TrainerConfig, samples: list[TrainingSample]) -> list[tuple
 
 
 def take(engine: TorchEngine, folder: Path, version: int) -> tuple[float, dict[str, torch.Tensor]]:
-    """Seconds of the update, and what the engine serves after it."""
+    """Update the engine, and return the seconds of the update and the engine's weights after it."""
     start = time.perf_counter()
     engine.update_weights(folder, version).result()
     seconds = time.perf_counter() - start
@@ -60,7 +60,7 @@ def size(folder: Path) -> int:
 
 
 def series(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Name, what its weights must equal, and settings of each way to publish."""
+    """Yield name, comparison key and settings of each way to publish. Equal keys must give equal weights."""
     for rate in options.rates:
         for kind, delta in (("whole", False), ("delta", True)):
             yield f"{kind}, lr {rate}", rate, {"optim": {"lr": float(rate)}, "weights": {"delta": delta}}
@@ -68,14 +68,14 @@ def series(options: argparse.Namespace) -> Iterator[tuple[str, str, dict[str, An
 
 
 def measure(options: argparse.Namespace, engine: TorchEngine, folder: Path) -> Iterator[tuple[str, ...]]:
-    """A row a version."""
+    """Yield one table row per version."""
     samples = make_batch(
         type(engine.model.module).from_pretrained(options.folder, dtype=torch.float32), 2, 4, 64
     ).samples
     expected: dict[tuple[str, int], dict[str, torch.Tensor]] = {}
     whole = 0
     for name, like, settings in series(options):
-        engine.update_weights(Path(options.folder), 0).result()  # what adapters are merged into
+        engine.update_weights(Path(options.folder), 0).result()  # adapters are merged into version 0
         for version, (path, publish) in enumerate(
             versions(config(options, folder / name, **settings), samples)
         ):

@@ -1,11 +1,11 @@
-"""Bytes per training sample on the wire, for each shape of algorithm, against a dense encoding of every stream.
+"""Compare the bytes per encoded training sample of each kind of algorithm with dense encodings of all streams.
 
     python benchmarks/wire.py [--groups 8] [--siblings 8] [--prompt 300] [--answer 120] [--tool 80]
 
-The samples are what the orchestrator ships: verifiers episodes of two turns with a tool's answer in between,
-scored by the algorithm's own class, flattened, filtered for signal. Token ids, log-probs and rewards are drawn
-from a fixed seed. The dense encodings hold the same samples with all eight streams as lists, as JSON and as
-msgpack; a ratio is their size over Braid's.
+The samples are those that the orchestrator sends: verifiers episodes of two turns with a tool message in between,
+scored by the algorithm's class, flattened and filtered for signal. Token ids, log-probs and rewards are random with a
+fixed seed. The dense encodings contain the same samples with all eight streams as lists, as JSON and as msgpack. A
+ratio is their size over Braid's.
 """
 
 import argparse
@@ -31,14 +31,14 @@ SHAPES: dict[str, BaseAlgorithmConfig] = {
     "sft": SFTDistillConfig.model_validate({"sampling": {"source": FROZEN}}),
 }
 PLAIN = {"token_ids", "mask", "sampling_logprobs", "advantages"}
-"""The streams of a plain GRPO sample."""
+"""Streams of a plain GRPO sample."""
 WEIGHTS = ("rl_weights", "ce_weights", "ref_kl_weights")
 STREAMS = ("token_ids", "mask", "sampling_logprobs", "advantages", *WEIGHTS, "ref_logprobs")
 VOCABULARY = 150_000
 
 
 class StubTeacher:
-    """In place of a served model: any log-probs do."""
+    """Stub teacher that returns random log-probs."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng
@@ -48,7 +48,7 @@ class StubTeacher:
 
 
 def make_group(rng: np.random.Generator, siblings: int, roles: list[tuple[str, int]]) -> list[Episode]:
-    """Siblings of one task, half of them right."""
+    """Return the siblings of one task, half of them with reward 1."""
     group = [episode(trace(float(number % 2), roles)) for number in range(siblings)]
     for node in (node for played in group for node in played.traces[0].nodes):
         node.token_ids = rng.integers(0, VOCABULARY, len(node.token_ids)).tolist()
@@ -63,7 +63,7 @@ async def score(algorithm: Algorithm, group: list[Episode]) -> None:
 
 
 def make_batch(config: BaseAlgorithmConfig, args: argparse.Namespace) -> TrainingBatch:
-    """One step's batch of an environment that trains with this algorithm."""
+    """Return the batch of one step of an environment with this algorithm."""
     rng = np.random.default_rng(0)
     roles = [
         ("user", args.prompt),
@@ -91,13 +91,13 @@ def make_batch(config: BaseAlgorithmConfig, args: argparse.Namespace) -> Trainin
 
 
 def sent_streams(data: bytes) -> list[str]:
-    """The arrays that the first sample has on the wire, read from the bytes themselves."""
+    """Return the names of the arrays in the encoded first sample, read from the bytes."""
     first = msgspec.msgpack.decode(data)["samples"][0]
     return [name for name, value in first.items() if isinstance(value, msgspec.msgpack.Ext)]
 
 
 def dense(sample: TrainingSample) -> dict[str, Any]:
-    """The sample with every stream spelt out, as lists of numbers."""
+    """Return the fields of a sample with every stream as a dense list of numbers."""
     nothing = np.zeros(len(sample.token_ids), np.float32)
     fields = {
         key: value for key, value in msgspec.structs.asdict(sample).items() if not key.startswith("head_")
@@ -117,21 +117,23 @@ def main() -> None:
     length = args.prompt + 2 * args.answer + args.tool
     print(f"{args.groups * args.siblings} samples of {length} tokens, {2 * args.answer} of them sampled")
     print(
-        f"{'algorithm':26}{'bytes a sample':>15}{'a token':>9}{'JSON':>8}{'msgpack':>9}  sent with the plain four"
+        f"{'algorithm':26}{'bytes/sample':>15}{'/token':>9}{'JSON':>8}{'msgpack':>9}  changes to the streams of grpo"
     )
     for shape, config in SHAPES.items():
         batch = make_batch(config, args)
         data = encode(batch)
         streams = sent_streams(data)
         if shape == "grpo" and set(streams) != PLAIN:
-            raise RuntimeError(f"a plain GRPO sample ships {streams}; it needs {sorted(PLAIN)} alone")
-        spelt = [dense(sample) for sample in batch.samples]
-        json, packed = (len(codec.encode(spelt)) / len(data) for codec in (msgspec.json, msgspec.msgpack))
+            raise RuntimeError(
+                f"a plain GRPO sample has the streams {streams}; expected only {sorted(PLAIN)}"
+            )
+        lists = [dense(sample) for sample in batch.samples]
+        json, packed = (len(codec.encode(lists)) / len(data) for codec in (msgspec.json, msgspec.msgpack))
         size = len(data) / len(batch.samples)
         changes = [f"+{name}" for name in streams if name not in PLAIN]
         changes += [f"-{name}" for name in sorted(PLAIN - set(streams))]
         figures = f"{size:15.0f}{size / length:9.2f}{json:7.2f}x{packed:8.2f}x"
-        print(f"{shape:26}{figures}  {' '.join(changes) or 'nothing else'}")
+        print(f"{shape:26}{figures}  {' '.join(changes) or 'none'}")
 
 
 if __name__ == "__main__":

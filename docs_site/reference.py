@@ -1,7 +1,7 @@
-"""A hook of MkDocs: the configuration reference, written at each build from the config classes that the commands read.
+"""MkDocs hook that generates the configuration reference from the config classes.
 
-A page a command, a section a block, a row a key. What several places share is told once: by the first page that has it
-(`braid rl` has most), to which the others link.
+Each command has a page, each block a section and each key a row. A block that several commands share is documented
+once, on the first page that has it (`braid rl` has most). The other pages link to it.
 """
 
 from dataclasses import dataclass, field
@@ -20,45 +20,45 @@ from braidrl.entrypoints.commands import COMMANDS
 from braidrl.entrypoints.schema import CONFIGS, config_class
 
 HIDDEN = {"rl": COPIES_OF_RL, "eval": COPIES_OF_EVAL}
-"""Keys that `--help` of a command leaves out: they are set at the root."""
+"""Keys that `--help` of a command omits, because they are copies of keys at the root."""
 LIMITS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "not empty"}
-"""How the bounds of a key are written."""
-HEADER = "| key | type | default | range | what it is |\n|---|---|---|---|---|\n"
+"""Notation of the bounds of a key."""
+HEADER = "| key | type | default | range | meaning |\n|---|---|---|---|---|\n"
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages."""
+    """Add the pages of the reference."""
     for name, content in pages().items():
         files.append(File.generated(config, f"reference/{name}.md", content=content))
     return files
 
 
 def pages() -> dict[str, str]:
-    """The Markdown of each page by its name; `index` leads to the others."""
-    told: dict[type[BaseModel], str] = {}
-    written = {command: Writer(command, told).page() for command in CONFIGS}
+    """Return the Markdown of each page by name. `index` links to the others."""
+    documented: dict[type[BaseModel], str] = {}
+    command_pages = {command: Writer(command, documented).page() for command in CONFIGS}
     lines = [f"- [`braid {command}`]({command}.md): {COMMANDS[command]}" for command in CONFIGS]
-    return {"index": INDEX + "\n".join(lines) + "\n", **written}
+    return {"index": INDEX + "\n".join(lines) + "\n", **command_pages}
 
 
 INDEX = """\
 # Configuration reference
 
-Every key of every command that reads files, from the classes that check them. A key is written as it is on the command
-line; a dot goes into a table of the file, `[]` stands for one of several (`[[...]]` in TOML), `NAME` for a name of
-yours. [Configuration](../configuration.md) says how files and flags go together; `braid COMMAND --help` and
-[editors](../editor.md) tell the same.
+All keys of the commands that read config files, generated from the config classes. Keys are written as on the command
+line: a dot separates nested tables, `[]` stands for an element of a list (`[[...]]` in TOML), and `NAME` for a name
+that you choose. [Configuration](../configuration.md) explains how files and flags are combined.
+`braid COMMAND --help` and [editors](../editor.md) show the same descriptions.
 
 """
 
 
 @dataclass
 class Writer:
-    """What writes the page of a command."""
+    """Writer of the page of a command."""
 
     command: str
-    told: dict[type[BaseModel], str]
-    """Config classes that have a section, and its address."""
+    documented: dict[type[BaseModel], str]
+    """Link to the section of each documented config class; shared by all pages."""
     sections: list[str] = field(default_factory=list)
 
     def page(self) -> str:
@@ -67,10 +67,11 @@ class Writer:
         return f"# `braid {self.command}`\n\n{doc(cls)}\n\n" + "\n".join(self.sections)
 
     def section(self, cls: type[BaseModel], path: str) -> None:
-        """The keys of a block at `path`, and below them those of the blocks in it."""
+        """Add the section of the block at `path`, followed by the sections of its nested blocks."""
         anchor = anchor_of(path, cls)
-        self.told[cls] = f"{self.command}.md#{anchor}"
+        self.documented[cls] = f"{self.command}.md#{anchor}"
         hidden = HIDDEN.get(self.command, frozenset())
+        # `row` appends the sections of nested blocks, so this section's place is reserved first.
         here = len(self.sections)
         self.sections.append("")
         rows = ""
@@ -83,14 +84,15 @@ class Writer:
     def row(self, name: str, key: FieldInfo, path: str, anchor: str) -> str:
         blocks = [self.block(model, place(path, key.annotation)) for model in models_in(key.annotation)]
         kind = " ".join(blocks) or f"`{type_name(key.annotation).replace('|', ' or ')}`"
-        told_below = f"{self.command}.md#{anchor}" in self.told.values()
-        link = f"[`{name}`](#{anchor})" + ("" if told_below else f"{{#{anchor}}}")
+        # The heading of a nested block's section has the same anchor; a second one would be a duplicate.
+        has_section = f"{self.command}.md#{anchor}" in self.documented.values()
+        link = f"[`{name}`](#{anchor})" + ("" if has_section else f"{{#{anchor}}}")
         start = "" if self.filled(key, path) else default(key)
         cells = (link, kind, start, limits(key), described(key))
         return "| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |\n"
 
     def filled(self, key: FieldInfo, path: str) -> bool:
-        """Whether a block may be left out of a file because keys at the root say all that it needs."""
+        """Return True if keys at the root set all required keys of a block, so that a file can omit it."""
         needed = [
             f"{path}.{name}"
             for model in models_in(key.annotation)
@@ -100,25 +102,26 @@ class Writer:
         return bool(needed) and HIDDEN.get(self.command, frozenset()).issuperset(needed)
 
     def block(self, model: type[BaseModel], path: str) -> str:
-        """A link to the section that tells of a block; it is written now, unless another place had it."""
-        if model not in self.told:
+        """Return a link to the section of a block. The section is added if no page has it yet."""
+        if model not in self.documented:
             self.section(model, path)
-        return f"[`{tag(model) or self.told[model].partition('#')[2]}`]({self.told[model]})"
+        target = self.documented[model]
+        return f"[`{tag(model) or target.partition('#')[2]}`]({target})"
 
 
 def place(path: str, annotation: Any) -> str:
-    """Where a block stands: in a list or under a name, maybe."""
+    """Return the path of a block inside a key: `[]` is appended for a list, `.NAME` for a dictionary."""
     return path + {list: "[]", dict: ".NAME"}.get(get_origin(annotation), "")
 
 
 def tag(cls: type[BaseModel]) -> str | None:
-    """What `type` must be for a block to be this one of several."""
+    """Return the value of `type` that selects this block, or None if it is not one of several types."""
     only = get_args(cls.model_fields["type"].annotation) if "type" in cls.model_fields else ()
     return only[0] if len(only) == 1 else None
 
 
 def anchor_of(path: str, cls: type[BaseModel]) -> str:
-    """The address of a block in its page: where it stands and, where it can be several things, what it is."""
+    """Return the anchor of a block on its page: its path, followed by its type if it is one of several."""
     return ".".join(filter(None, (path.replace("[]", ""), tag(cls))))
 
 
@@ -130,7 +133,7 @@ def heading(cls: type[BaseModel], path: str, anchor: str) -> str:
 
 
 def default(key: FieldInfo) -> str:
-    """A key's default; of a block, what sets it apart from the defaults of its own keys."""
+    """Return the default of a key. For a block, return only the values that differ from the defaults of its keys."""
     if key.is_required():
         return "required"
     value = value_of(key)
@@ -146,14 +149,14 @@ def value_of(key: FieldInfo) -> Any:
 
 
 def written(value: Any) -> str:
-    """A value, nearly as a file has it."""
+    """Return a value in approximately the notation of a TOML file."""
     if value is None or isinstance(value, bool):
         return str(value).lower()
     return repr(value).replace("'", '"') if isinstance(value, str | list | dict) else str(value)
 
 
 def limits(key: FieldInfo) -> str:
-    """The range of a key."""
+    """Return the range of a key."""
     found = ((getattr(bound, name, None), text) for bound in key.metadata for name, text in LIMITS.items())
     return ", ".join(text.format(limit) for limit, text in found if limit is not None)
 

@@ -1,8 +1,8 @@
-"""Plays examples with several seeds, and fails unless each has learnt what it must.
+"""Run examples with several seeds. Exits with 1 if an example does not meet its learning criteria.
 
     python examples/check.py grpo opd --seeds 0 1 2
 
-Every figure goes to `results.jsonl` in the output folder; `--table` prints all that stand there.
+All results are appended to `results.jsonl` in the output folder. `--table` prints that file as a table.
 """
 
 import argparse
@@ -22,24 +22,26 @@ NEEDS = {
     "multi_teacher_opd": ["grpo", "max_rl"],
     "mixed": ["grpo"],
 }
-"""Examples whose trained policies another one starts from, or takes as teachers."""
+"""Examples that must run first: their trained policies are the start or the teachers of another example."""
 LIMIT_SECONDS = 300.0
-"""What the commands of one example and seed may take on two cores, for each run of `RUNS`."""
+"""Maximum duration of one example and seed on two cores, in seconds per run of `braid rl`."""
 RUNS = {"difficulty_pool": 2}
-"""Runs of `braid rl` that an example compares; the others have one."""
+"""Number of `braid rl` runs of an example, if more than one."""
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help="default: all of them")
+    parser.add_argument("examples", nargs="*", metavar="EXAMPLE", help="examples to run (default: all)")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
     parser.add_argument("--output-dir", type=Path, default=Path("outputs/check"))
-    parser.add_argument("--table", action="store_true", help="only print the results so far, as Markdown")
+    parser.add_argument(
+        "--table", action="store_true", help="only print existing results, as a Markdown table"
+    )
     options = parser.parse_args()
     if unknown := set(options.examples) - CRITERIA.keys():
-        parser.error(f"no such example: {', '.join(sorted(unknown))}; there are {', '.join(CRITERIA)}")
+        parser.error(f"unknown example: {', '.join(sorted(unknown))}; choose from {', '.join(CRITERIA)}")
     results = Results(options.output_dir.resolve())
     if not options.table:
         learnt = [results.get(name, seed) for name in options.examples or CRITERIA for seed in options.seeds]
@@ -49,7 +51,7 @@ def main() -> int:
 
 
 class Results:
-    """What was measured so far, by example and seed; each is played once."""
+    """Measured results by example and seed, stored in a file. Each example and seed runs once."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -57,14 +59,14 @@ class Results:
 
     @property
     def rows(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """As they stand in the file, which several checks may add to."""
+        """Current rows of the file. They are read again on each access, because other checks may append to it."""
         lines = self.path.read_text().splitlines() if self.path.exists() else []
         return {(row["example"], row["seed"]): row for row in map(json.loads, lines)}
 
     def get(self, name: str, seed: int) -> dict[str, Any]:
-        """Play an example, and first those that it builds on, unless that was done."""
-        if (known := self.rows.get((name, seed))) is not None:
-            return known
+        """Return the result of an example. Run the example and its prerequisites first if they have no result yet."""
+        if (existing := self.rows.get((name, seed))) is not None:
+            return existing
         for needed in NEEDS.get(name, []):
             self.get(needed, seed)
         folder = self.folder / f"seed_{seed}"
@@ -78,20 +80,20 @@ class Results:
 
 
 def passed(row: dict[str, Any]) -> bool:
-    """Whether every figure moved as it must, in time."""
+    """Return True if all criteria are met within the time limit."""
     in_time = row["seconds"] <= LIMIT_SECONDS * RUNS.get(row["example"], 1)
     return in_time and all(measure["learnt"] for measure in row["measures"])
 
 
 def describe(row: dict[str, Any]) -> str:
-    """One line on one example and seed."""
+    """Return a one-line summary of one example and seed."""
     figures = "; ".join(f"{measure['name']} {_arrow(measure)}" for measure in row["measures"])
     verdict = "learnt" if passed(row) else "FAILED"
     return f"{verdict}: {row['example']}, seed {row['seed']}, {row['seconds']:.0f} s: {figures}"
 
 
 def table(rows: dict[tuple[str, int], dict[str, Any]]) -> str:
-    """All results as a Markdown table: a line a figure, a column a seed."""
+    """Return all results as a Markdown table with one row per measure and one column per seed."""
     seeds = sorted({seed for _, seed in rows})
     lines = [
         f"| example | figure | {' | '.join(f'seed {seed}' for seed in seeds)} | seconds |",

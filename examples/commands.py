@@ -1,4 +1,4 @@
-"""Plays an example: the commands of the first shell block of its README, one after another."""
+"""Run an example: the commands of the first shell block of its README, in order."""
 
 import re
 import shlex
@@ -15,32 +15,32 @@ from urllib.request import urlopen
 EXAMPLES = Path(__file__).parent
 BRAID = [sys.executable, "-m", "braidrl.cli"]
 SEEDED = ("tiny-model", "sft", "rl")
-"""Commands that take a seed."""
+"""Commands that accept `--seed`."""
 COMMAND_SECONDS = 900.0
-"""How long one command may take."""
+"""Maximum duration of one command in seconds."""
 SERVER_SECONDS = 120.0
-"""How long a server may take until it answers."""
+"""Maximum time in seconds for a server to become healthy, and to stop."""
 
 
 def commands(name: str) -> list[str]:
-    """The lines of the block: each a `braid` command; one that ends in ` &` is a server that runs until the end.
+    """Return the `braid` commands of an example. One that ends in ` &` is a server that runs until the end.
 
-    Raises `ValueError` for an example without them, or with anything else in the block.
+    Raises `ValueError` if there are none, or if the block contains anything else.
     """
     path = EXAMPLES / name / "README.md"
     block = re.search(r"```bash\n(.*?)```", path.read_text(), flags=re.DOTALL) if path.is_file() else None
     lines = block[1].strip().splitlines() if block else []
     if not lines or any(not line.startswith("braid ") for line in lines):
         raise ValueError(
-            f"the first bash block of {path} must hold `braid` commands alone, one a line; got {lines}"
+            f"the first bash block of {path} is {lines}; it must contain only `braid` commands, one per line"
         )
     return lines
 
 
 def play(name: str, folder: Path, seed: int) -> float:
-    """Run an example's commands with a seed in `folder`, where its outputs go; returns the seconds that they took.
+    """Run the commands of an example in `folder` and return their duration in seconds.
 
-    Raises `RuntimeError` with the end of the log when a command fails, `TimeoutError` when it does not end.
+    Raises `RuntimeError` with the end of the log if a command fails, and `TimeoutError` after `COMMAND_SECONDS`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     if not (folder / "examples").exists():
@@ -59,7 +59,7 @@ def play(name: str, folder: Path, seed: int) -> float:
 
 @contextmanager
 def serving(words: list[str], folder: Path, log: Path) -> Iterator[str]:
-    """A server (`inference ...`) that runs inside; gives its address, `http://127.0.0.1:PORT/v1`."""
+    """Run a server (`inference ...`) within the context and yield its address, `http://127.0.0.1:PORT/v1`."""
     port = _port(words, folder)
     _require_free(port)
     with log.open("w") as output:
@@ -80,10 +80,10 @@ def _run(words: list[str], folder: Path, log: Path) -> None:
         except subprocess.TimeoutExpired:
             process.terminate()
             raise TimeoutError(
-                f"braid {' '.join(words)} takes more than {COMMAND_SECONDS:.0f} s; see {log}"
+                f"braid {' '.join(words)} did not end within {COMMAND_SECONDS:.0f} s; see {log}"
             ) from None
     if code:
-        raise RuntimeError(f"braid {' '.join(words)} ended with {code}:\n{_end(log)}")
+        raise RuntimeError(f"braid {' '.join(words)} ended with exit code {code}:\n{_end(log)}")
 
 
 def _port(words: list[str], folder: Path) -> int:
@@ -94,11 +94,11 @@ def _port(words: list[str], folder: Path) -> int:
 
 
 def _require_free(port: int) -> None:
-    """Raises `RuntimeError` when somebody listens there, who would pass for the server that is to start."""
+    """Raise `RuntimeError` if a process listens on the port: its health check would pass for that of our server."""
     with socket.socket() as probe:
         if probe.connect_ex(("127.0.0.1", port)) == 0:
             raise RuntimeError(
-                f"port {port} is taken; stop what listens there, such as a server of an earlier run"
+                f"port {port} is in use; stop the process that listens on it, such as a server of an earlier run"
             )
 
 
@@ -110,7 +110,11 @@ def _wait_until_healthy(process: subprocess.Popen, port: int, log: Path) -> None
                 return
         except OSError:
             time.sleep(0.2)
-    state = "does not answer" if process.poll() is None else f"ended with {process.returncode}"
+    state = (
+        f"is not healthy after {SERVER_SECONDS:.0f} s"
+        if process.poll() is None
+        else f"ended with exit code {process.returncode}"
+    )
     raise RuntimeError(f"the server at port {port} {state}:\n{_end(log)}")
 
 

@@ -1,4 +1,4 @@
-"""What each example must have learnt, measured on what its run left behind and on the policies themselves."""
+"""Learning criteria of the examples, measured on the outputs of their runs and on the trained policies."""
 
 import math
 import socket
@@ -17,14 +17,14 @@ from commands import serving
 from measure import ASSISTANT, expected_rewards, exploitability, nll
 
 LAST_STEPS = 3
-"""Steps over which a metric's end is averaged."""
+"""Number of final steps over which a metric is averaged."""
 GAIN = 0.15
-"""The rise of the expected held-out reward to which curricula are compared."""
+"""Gain in expected held-out reward at which curricula are compared."""
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One figure before and after, and whether it moved as it must."""
+    """A value before and after training. `learnt` is True if the change meets the criterion."""
 
     name: str
     before: float
@@ -33,21 +33,21 @@ class Measure:
 
 
 Criterion = Callable[[Path], list[Measure]]
-"""Measures the outputs of one example and seed; the folder is the one that its commands ran in."""
+"""Function that measures one example and seed. The argument is the folder in which its commands ran."""
 
 
 def reward_up(run: Path, source: str = "heldout") -> Measure:
-    """The mean held-out reward rose, and the 95% intervals of start and end are apart."""
+    """Require a higher mean held-out reward at the end, with 95% intervals that do not overlap."""
     evaluated = heldout_rewards(RunFolder(run), source)
     first, last = evaluated[0], evaluated[-1]
-    apart = last.mean - last.ci95 > first.mean + first.ci95
-    return Measure(f"reward, {source}", first.mean, last.mean, apart)
+    separated = last.mean - last.ci95 > first.mean + first.ci95
+    return Measure(f"reward, {source}", first.mean, last.mean, separated)
 
 
 def reward_near(
     run: Path, teacher: Path, source: str = "heldout", teacher_source: str = "heldout"
 ) -> Measure:
-    """The mean held-out reward rose by at least half of what the teacher is ahead."""
+    """Require that the mean held-out reward closes more than half of the initial gap to the teacher."""
     rewards = heldout_rewards(RunFolder(run), source)
     first, last = rewards[0].mean, rewards[-1].mean
     goal = heldout_rewards(RunFolder(teacher), "heldout")[-1].mean
@@ -55,21 +55,21 @@ def reward_near(
 
 
 def metric_up(run: Path, metric: str, source: str = "heldout") -> Measure:
-    """A metric of the environment itself rose on held-out tasks."""
+    """Require a higher value of an environment metric on held-out tasks."""
     rows = read_metrics(RunFolder(run).metrics("eval"))
     first, last = (float(row[f"eval/{source}/metric/{metric}"] or 0.0) for row in (rows[0], rows[-1]))
     return Measure(f"{metric}, {source}", first, last, last > first)
 
 
 def reward_holds(run: Path, source: str) -> Measure:
-    """The mean held-out reward did not fall by more than a tenth."""
+    """Require that the mean held-out reward falls by less than a tenth."""
     evaluated = heldout_rewards(RunFolder(run), source)
     first, last = evaluated[0].mean, evaluated[-1].mean
     return Measure(f"reward, {source}", first, last, last > 0.9 * first)
 
 
 def halved(run: Path, metric: str) -> Measure:
-    """A trainer metric of the first step fell to less than half, averaged over the last steps."""
+    """Require that a trainer metric, averaged over the last steps, is less than half its first value."""
     rows = read_metrics(RunFolder(run).metrics("trainer"))
     values = [float(value) for row in rows if (value := row.get(metric)) is not None]
     first, last = values[0], float(np.mean(values[-LAST_STEPS:]))
@@ -77,20 +77,20 @@ def halved(run: Path, metric: str) -> Measure:
 
 
 def fell(name: str, before: float, after: float, to_less_than: float = 1.0) -> Measure:
-    """A figure fell to less than this share of what it was."""
+    """Require that a value is less than `to_less_than` times its initial value."""
     return Measure(name, before, after, after < to_less_than * before)
 
 
 def signal_groups(run: Path) -> float:
-    """Groups of a step that taught something, averaged over all steps."""
+    """Return the mean number of groups with a training signal per step."""
     rows = read_metrics(RunFolder(run).metrics("orchestrator"))
     return float(np.mean([value for row in rows if (value := row.get("groups/signal")) is not None]))
 
 
 def expected_curve(run: Path, base_url: str, start: str) -> dict[int, float]:
-    """The expected reward of an `arithmetic` run's held-out tasks by step, of its start and of all saved weights.
+    """Return the expected held-out reward of an `arithmetic` run by step, for the initial and all saved weights.
 
-    The server that `base_url` leads to serves the run's start, under that name.
+    The server at `base_url` serves the initial weights `start` under that name. It serves other weights afterwards.
     """
     folder = RunFolder(run)
     data = [record["task"]["data"] for record in eval_episodes(folder, 0).values()]
@@ -105,8 +105,10 @@ def expected_curve(run: Path, base_url: str, start: str) -> dict[int, float]:
 
 
 def steps_to_gain(curve: dict[int, float], gain: float = GAIN) -> float:
-    """Steps until the reward is `gain` above the start's, on straight lines between the steps of an ascending curve;
-    infinite if it never is."""
+    """Return the number of steps until the reward is `gain` above its initial value, by linear interpolation.
+
+    The keys of `curve` are ascending. Infinity if the reward is never reached.
+    """
     goal = curve[0] + gain
     for (before, below), (after, reward) in pairwise(curve.items()):
         if reward >= goal:
@@ -116,7 +118,7 @@ def steps_to_gain(curve: dict[int, float], gain: float = GAIN) -> float:
 
 @contextmanager
 def served(model: Path, log: Path) -> Iterator[tuple[str, str]]:
-    """Address and name of a policy that `braid inference` serves."""
+    """Serve a policy with `braid inference` and yield its address and name."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -134,19 +136,19 @@ def served(model: Path, log: Path) -> Iterator[tuple[str, str]]:
 
 
 def weights(run: Path) -> Path:
-    """The weights of a run's last step."""
+    """Return the folder of a run's final weights."""
     folder = RunFolder(run)
     return folder.weights(folder.published("weights")[-1]).resolve()
 
 
 def text_nll(model: Path, episodes: Path, role: str, log: Path) -> float:
-    """Mean NLL under a policy of what this role said in recorded episodes."""
+    """Return the mean NLL under a policy of this role's messages in recorded episodes."""
     with served(model, log) as (base_url, name):
         return nll(base_url, name, episodes, {role})[0]
 
 
 def kuhn_exploitability(model: Path, log: Path) -> float:
-    """Exploitability of a policy at Kuhn poker."""
+    """Return the exploitability of a policy in Kuhn poker."""
     with served(model, log) as (base_url, name):
         return exploitability(base_url, name)
 
@@ -174,7 +176,7 @@ def echo(folder: Path) -> list[Measure]:
     )
     return [
         reward_up(outputs / "rl"),
-        fell("NLL of observations, plain grpo against echo", plain, predicting),
+        fell("NLL of observations, plain grpo -> echo", plain, predicting),
     ]
 
 
@@ -220,7 +222,8 @@ def difficulty_pool(folder: Path) -> list[Measure]:
 def pools_ahead(
     plain: dict[int, float], pools: dict[int, float], plain_groups: float, pool_groups: float
 ) -> list[Measure]:
-    """Pools learn in fewer steps than tasks in source order, and find at least twice the groups that teach."""
+    """Require that difficulty pools learn in fewer steps than source order, with more than twice the groups with
+    signal."""
     slow, fast = steps_to_gain(plain), steps_to_gain(pools)
     compared = "source order -> pools"
     return [
@@ -235,7 +238,7 @@ def pools_ahead(
 
 
 def only_reward(name: str, *sources: str) -> Criterion:
-    """The criterion of an example whose reward must rise, on every evaluation source."""
+    """Return the criterion of an example whose reward must rise on each of the evaluation sources."""
     return lambda folder: [reward_up(folder / "outputs" / name / "rl", source) for source in sources]
 
 
@@ -252,4 +255,4 @@ CRITERIA: dict[str, Criterion] = {
     "difficulty_pool": difficulty_pool,
     "mixed": only_reward("mixed", "short", "guessing", "long"),
 }
-"""What every example must show."""
+"""Learning criterion of each example."""

@@ -1,4 +1,4 @@
-"""Draws what `check.py` left of each algorithm's runs: the curves of docs/algorithms.md.
+"""Plot the curves of docs/algorithms.md from the runs of `check.py`.
 
 python examples/curves.py outputs/check curves.png
 """
@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def draw(checked: Path, picture: Path) -> None:
-    """One panel an algorithm, one line a seed."""
+    """Plot one panel per algorithm with one line per seed."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -68,14 +68,14 @@ def draw(checked: Path, picture: Path) -> None:
 
 
 def points(run: Path, curve: Curve) -> tuple[list[float], list[float]]:
-    """Steps, and the metric in each that has it."""
+    """Return the steps that have the metric, and its values."""
     rows: list[dict[str, Any]] = read_metrics(RunFolder(run).metrics(curve.process))
     found = [(row["step"], row[curve.metric]) for row in rows if row.get(curve.metric) is not None]
     return [step for step, _ in found], [value for _, value in found]
 
 
 def exploitability(checked: Path) -> list[tuple[int, float, float]]:
-    """(seed, before, after) of `rae`, whose rewards say nothing."""
+    """Return (seed, before, after) of `rae`. In self-play, the mean reward is always 0 and shows no progress."""
     rows = [json.loads(line) for line in (checked / "results.jsonl").read_text().splitlines()]
     measured = sorted((row["seed"], row["measures"][0]) for row in rows if row["example"] == "rae")
     return [(seed, measure["before"], measure["after"]) for seed, measure in measured]

@@ -1,5 +1,7 @@
-"""What the recipes measure on a served model (`braid inference`, vLLM): it is asked over HTTP, with `prompt_logprobs`,
-for the log-probs of given tokens. No sampling, so the figures are exact."""
+"""Exact measurements on a served model (`braid inference` or vLLM), from the log-probs of given tokens.
+
+Log-probs are requested over HTTP with `prompt_logprobs`. Nothing is sampled, so the results have no sampling noise.
+"""
 
 import asyncio
 import math
@@ -24,30 +26,30 @@ from kuhn_poker import exploitability as exploitability_of
 from kuhn_poker.game import BET, PASS
 
 RENDERER = RendererConfig.model_validate({"name": "qwen3", "enable_thinking": False})
-"""How the recipes turn messages into tokens."""
+"""Renderer of the examples."""
 MAX_CONCURRENT = 8
-"""Requests at once."""
+"""Maximum number of concurrent requests."""
 TIMEOUT = 60.0
-"""Deadline of one request, retries included, in seconds."""
+"""Deadline of one request in seconds, retries included."""
 ASSISTANT = "assistant"
-"""The role whose sampled tokens count."""
+"""Role of which the sampled tokens are measured."""
 
 
 def exploitability(base_url: str, model: str) -> float:
-    """How much a best response wins against the model's Kuhn poker (`kuhn_poker.exploitability`), in chips."""
+    """Return the exploitability of the model's strategy in Kuhn poker, in chips (`kuhn_poker.exploitability`)."""
     return exploitability_of(bets(base_url, model)[0])
 
 
 def bets(base_url: str, model: str) -> tuple[dict[str, float], float]:
-    """The strategy of a model at Kuhn poker, at temperature 1.
+    """Return the strategy of a model in Kuhn poker at temperature 1.
 
     Args:
         base_url: address of the server, with or without a trailing `/v1`.
-        model: its name there, which is also where its tokenizer lies.
+        model: name of the model on the server, which is also the path of its tokenizer.
 
     Returns:
-        The probability of a bet at each of `INFORMATION_SETS`, given that the reply is `b` or `p` and then the end of
-        the turn; and the largest probability, at any of them, that the reply is neither.
+        The probability of a bet at each of `INFORMATION_SETS`, given that the reply is `b` or `p` followed by the end
+        of the turn; and the maximum over the information sets of the probability that the reply is neither.
     """
     renderer = load_renderer(model, RENDERER)
     replies = [
@@ -65,17 +67,17 @@ def bets(base_url: str, model: str) -> tuple[dict[str, float], float]:
 def expected_rewards(
     base_url: str, model: str, versions: Iterable[Path], tasks: Iterable[tuple[str, str]]
 ) -> list[float]:
-    """The mean reward that versions of a model expect, at temperature 1, where the right answer alone earns one.
+    """Return the expected mean reward of versions of a model at temperature 1, if only the right answer is rewarded.
 
     Args:
-        base_url: address of a `braid inference`, which serves the last version afterwards.
-        model: its name there, which is also where its tokenizer lies.
-        versions: folders with weights of it.
-        tasks: prompt and right answer of each.
+        base_url: address of a `braid inference` server. It serves the last version afterwards.
+        model: name of the model on the server, which is also the path of its tokenizer.
+        versions: folders with weights of the model.
+        tasks: prompt and right answer of each task.
 
     Returns:
-        For each version the mean over the tasks, in [0, 1], of the probability that the reply is the answer and then
-        the end of the turn. A longer reply that ends with the answer adds nothing, so it is a lower bound.
+        For each version, the mean over the tasks of the probability that the reply is the answer followed by the end of
+        the turn, in [0, 1]. This is a lower bound: longer replies that end with the answer are not counted.
     """
     counted = Counter(tasks)
     renderer = load_renderer(model, RENDERER)
@@ -88,7 +90,7 @@ def expected_rewards(
 
 
 def _reply(renderer: Renderer, prompt: Sequence[Message], text: str) -> tuple[list[int], int]:
-    """Token ids of an answer up to the end of its turn, and where it starts."""
+    """Return the token ids of prompt and reply up to the end of the turn, and the index at which the reply starts."""
     messages: list[Message] = [*prompt, {"role": "assistant", "content": text}]
     start = len(renderer.render_ids(messages[:-1], add_generation_prompt=True))
     tokens = renderer.render_ids(messages)
@@ -96,23 +98,23 @@ def _reply(renderer: Renderer, prompt: Sequence[Message], text: str) -> tuple[li
 
 
 def _chances(scores: list[list[float]], replies: list[tuple[list[int], int]]) -> list[float]:
-    """The probability of each reply, given its prompt."""
+    """Return the probability of each reply, given its prompt."""
     return [math.exp(math.fsum(score[start:])) for score, (_, start) in zip(scores, replies, strict=True)]
 
 
 def nll(base_url: str, model: str, episodes: Path, roles: Collection[str]) -> tuple[float, int]:
-    """How surprised a model is by recorded episodes, at temperature 1.
+    """Return the negative log-likelihood of recorded episodes under a model at temperature 1.
 
     Args:
         base_url: address of the server, with or without a trailing `/v1`.
-        model: its name there.
+        model: name of the model on the server.
         episodes: a run folder, or a JSONL file of its `episodes/train` or `episodes/eval`.
-        roles: whose tokens count. `assistant`: what was sampled. Any other (`tool`, `user`, ...): the content of its
-            messages after the first sampled one, which is what echo predicts.
+        roles: roles whose tokens are measured. For `assistant`, these are the sampled tokens. For any other (`tool`,
+            `user`, ...), they are the contents of its messages after the first sampled one, which `echo` predicts.
 
     Returns:
-        Mean negative log-likelihood in nats a token, and the number of tokens. A message that branches of a trace share
-        counts once, after the first of them.
+        Mean negative log-likelihood in nats per token, and the number of tokens. A message shared by several branches
+        of a trace counts once, in the first of them.
 
     Raises:
         ValueError: no token of these roles is recorded.
@@ -121,14 +123,15 @@ def nll(base_url: str, model: str, episodes: Path, roles: Collection[str]) -> tu
     chosen = [found for trace in traces for found in _choose(trace, roles)]
     count = sum(len(positions) for _, positions in chosen)
     if not count:
-        raise ValueError(f"{episodes} holds no token of {', '.join(sorted(roles))}; choose other roles")
+        raise ValueError(f"{episodes} contains no token of {', '.join(sorted(roles))}; choose other roles")
     scores = asyncio.run(_score(base_url, model, (tokens for tokens, _ in chosen)))
     picked = (score[at] for score, (_, positions) in zip(scores, chosen, strict=True) for at in positions)
     return -math.fsum(picked) / count, count
 
 
 def _choose(trace: Trace, roles: Collection[str]) -> Iterable[tuple[list[int], list[int]]]:
-    """The branches of a trace that have tokens of these roles: all token ids, and positions of those that count."""
+    """Yield the token ids of each branch of a trace that has tokens of these roles, and the positions of these
+    tokens."""
     seen: set[int] = set()
     for branch in trace.branches:
         positions, start, answered = [], 0, False
@@ -145,20 +148,20 @@ def _choose(trace: Trace, roles: Collection[str]) -> Iterable[tuple[list[int], l
             yield branch.token_ids, positions
 
 
-async def _score(base_url: str, model: str, asked: Iterable[list[int]]) -> list[list[float]]:
-    """The log-prob of every token of every sequence; NaN for a first one."""
+async def _score(base_url: str, model: str, sequences: Iterable[list[int]]) -> list[list[float]]:
+    """Return the log-prob of every token of every sequence, NaN for first tokens."""
     async with Reference(model, [base_url], max_concurrent=MAX_CONCURRENT, timeout=TIMEOUT) as served:
-        return await asyncio.gather(*(served.score(token_ids) for token_ids in asked))
+        return await asyncio.gather(*(served.score(token_ids) for token_ids in sequences))
 
 
 async def _score_versions(
-    base_url: str, model: str, versions: Iterable[Path], asked: list[list[int]]
+    base_url: str, model: str, versions: Iterable[Path], sequences: list[list[int]]
 ) -> list[list[list[float]]]:
-    """The same, under one version of the weights after the other."""
+    """Return the log-probs of `_score` for each version of the weights, which are loaded in order."""
     scores = []
     async with aiohttp.ClientSession() as http:
         for number, folder in enumerate(versions, start=1):
             server = Server(http, base_url.rstrip("/").removesuffix("/v1"), Backoff(TIMEOUT))
             await update_embedded(server, folder, number)
-            scores.append(await _score(base_url, model, asked))
+            scores.append(await _score(base_url, model, sequences))
     return scores

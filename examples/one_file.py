@@ -1,4 +1,4 @@
-"""A reward function and a list of prompts: a tiny model, made from nothing, learns to answer in vowels.
+"""A reward function and a list of prompts: a randomly initialised tiny model learns to answer in vowels.
 
 python examples/one_file.py [FOLDER SEED]
 """
@@ -14,7 +14,7 @@ prompts = [f"Sing {number}!" for number in range(100)]
 
 
 def vowels(completion: str) -> float:
-    """Share of vowels among the characters of an answer, of which there should be 16."""
+    """Return the share of vowels in an answer. Answers shorter than 16 characters count as 16 long."""
     return sum(character in "aeiou" for character in completion) / max(16, len(completion))
 
 
@@ -36,4 +36,4 @@ run = braidrl.run(
         },
     }
 )
-print(f"mean reward: {run.rewards[0]:.2f} in the first step, {run.rewards[-1]:.2f} in the last one")
+print(f"mean reward: {run.rewards[0]:.2f} in the first step, {run.rewards[-1]:.2f} in the last step")

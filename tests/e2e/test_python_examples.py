@@ -1,4 +1,4 @@
-"""The one-file example and the notebook run from top to bottom, and what they teach is learnt."""
+"""The one-file example and the notebook run completely, and their policies learn."""
 
 import re
 import signal
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.timeout(900)
 def test_the_one_file_example_learns(tmp_path: Path) -> None:
-    """And what it leaves goes on from the command line: its config, functions included, is plain TOML."""
+    """The command line can continue the run: its config, functions included, is plain TOML."""
     script = EXAMPLES / "one_file.py"
     assert len(script.read_text().splitlines()) < 40
     done = subprocess.run(
@@ -29,7 +29,7 @@ def test_the_one_file_example_learns(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     run = braidrl.Run(tmp_path / "run")
     assert run.rewards[0] < 0.15 and run.rewards[-1] > 0.5
-    assert f"{run.rewards[-1]:.2f} in the last one" in done.stdout
+    assert f"{run.rewards[-1]:.2f} in the last step" in done.stdout
     again = [sys.executable, "-m", "braidrl.cli", "rl", "@", str(run.folder / "config" / "rl.toml")]
     flags = ["--output-dir", str(tmp_path / "again"), "--max-steps", "1", "--model.path", str(run.weights)]
     subprocess.run([*again, *flags], check=True, timeout=180, cwd=tmp_path)
@@ -38,7 +38,7 @@ def test_the_one_file_example_learns(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(300)
 def test_an_interrupt_stops_the_processes_of_a_run(tmp_path: Path) -> None:
-    launch = Launch(tmp_path, tmp_path / "model")  # where the example puts things, too
+    launch = Launch(tmp_path, tmp_path / "model")  # same folder as in the example
     with subprocess.Popen([sys.executable, str(EXAMPLES / "one_file.py"), str(tmp_path), "0"]) as script:
         wait_until(lambda: bool(launch.run.published("weights")), "the first step")
         script.send_signal(signal.SIGINT)

@@ -62,7 +62,7 @@ def test_a_command_that_fails_ends_the_example_with_its_log(tmp_path, monkeypatc
     lines = ("braid new-algorithm mine --folder outputs/bad/mine", "braid sft @ nothing.toml")
     monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", *lines))
     with pytest.raises(
-        RuntimeError, match=r"(?s)braid sft @ nothing.toml --seed 3 ended with 2:.*nothing\.toml"
+        RuntimeError, match=r"(?s)braid sft @ nothing.toml --seed 3 ended with exit code 2:.*nothing\.toml"
     ):
         play("bad", tmp_path / "run", seed=3)
     assert (tmp_path / "run" / "outputs" / "bad" / "mine").is_dir()
@@ -80,13 +80,13 @@ def test_a_port_that_is_taken_is_told(tmp_path, monkeypatch) -> None:
         port = other.getsockname()[1]
         line = f"braid inference --model.path nothing --port {port} &"
         monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", line))
-        with pytest.raises(RuntimeError, match=f"port {port} is taken"):
+        with pytest.raises(RuntimeError, match=f"port {port} is in use"):
             play("bad", tmp_path / "run", seed=0)
 
 
 def test_only_braid_commands_are_played(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr("commands.EXAMPLES", example(tmp_path / "examples" / "bad", "rm -r outputs"))
-    with pytest.raises(ValueError, match="must hold `braid` commands alone"):
+    with pytest.raises(ValueError, match="must contain only `braid` commands"):
         commands("bad")
 
 
