@@ -66,7 +66,10 @@ class Worker(StubVLLM):
     async def transfer(self, path: str, body: Any) -> None:
         if path == "/init_weight_transfer_engine":
             place = Rendezvous(**body["init_info"])
-            self.wire = next(wire for wire in self.wires if wire.place == place)
+            # The trainer opens its side in a thread, which may run later than this request. NCCL would wait as well.
+            while (wire := next((each for each in self.wires if each.place == place), None)) is None:
+                await asyncio.sleep(0.001)
+            self.wire = wire
             self.wire.met.set()
         elif path == "/update_weights":
             await self._receive(**body["update_info"])
