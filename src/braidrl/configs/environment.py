@@ -1,6 +1,6 @@
-"""Environment blocks: from the user's keys to the config of a verifiers environment.
+"""Resolution of environment blocks to configs of verifiers environments.
 
-verifiers takes seconds to import, so it is imported only here and only when a block is resolved.
+verifiers takes seconds to import, so it is imported only here, and only when a block is resolved.
 """
 
 import copy
@@ -18,28 +18,29 @@ if TYPE_CHECKING:
     import verifiers.v1 as vf
 
 HARNESS = "braid-chat"
-"""The harness of an agent for which neither the block, nor its environment, nor its taskset names one."""
+"""Default harness of an agent, used if neither the block, its environment nor its taskset selects one."""
 RUNTIME = {"type": "subprocess"}
-"""The runtime of an agent for which neither the block nor its environment names one: this machine."""
+"""Default runtime of an agent (a process on this machine), used if neither the block nor its environment selects
+one."""
 INTERCEPTION = {"type": "elastic", "multiplex": 16}
-"""How rollouts on this machine share model connections: the HTTP client behind verifiers' training client
-looks through all its connections for every request, so several small pools cost less than one large one."""
+"""Interception pool of rollouts on this machine. The HTTP client of verifiers scans all its connections on every
+request, so several small pools are faster than one large pool."""
 PLUGINS = {"taskset": "tasksets", "env": "envs", "harness": "harnesses"}
-"""Where verifiers keeps its own plugins of each kind."""
+"""Subpackages of `verifiers.v1` with its own plugins, by kind."""
 
 
 def resolve_env(block: dict[str, Any], path: str = "env") -> "vf.EnvConfig":
-    """Check an environment block against the config class of its own environment and return that config.
+    """Validate an environment block with the config class of its environment and return the config.
 
-    Every agent that the block leaves open gets the in-process chat harness on this machine (`HARNESS`,
-    `RUNTIME`) where verifiers would choose a shell harness in a remote sandbox.
+    An agent without a harness or runtime gets the in-process chat harness on this machine (`HARNESS`, `RUNTIME`), where
+    verifiers would default to a shell harness in a remote sandbox.
 
     Args:
         block: the user's keys, such as `{"taskset": {"id": "reverse-text"}}`; it is not modified.
-        path: where the block stands in the run's configuration; errors name the full path.
+        path: path of the block in the run's configuration, for error messages.
 
     Raises:
-        ConfigError: an unknown key or id, a value of the wrong type, or a missing taskset id.
+        ConfigError: if a key or id is unknown, a value has the wrong type, or the taskset id is missing.
     """
     from verifiers.v1.utils import loaders
 
@@ -60,13 +61,15 @@ def resolve_env(block: dict[str, Any], path: str = "env") -> "vf.EnvConfig":
 
 
 def agents_of(config: "vf.EnvConfig") -> list[str]:
-    """Names of the agents that play in an environment, as they stand on its traces."""
+    """Return the names of an environment's agents, as used in its traces."""
     return list(_roles(type(config)))
 
 
 def _roles(config_class: type["vf.EnvConfig"]) -> dict[str, "vf.AgentConfig"]:
-    """The environment's agents with their declared defaults: a field whose default is an `AgentConfig` is a
-    role."""
+    """Return the agents of an environment with their declared defaults.
+
+    Every field whose default is an `AgentConfig` is an agent.
+    """
     from verifiers.v1.configs.agent import AgentConfig
 
     fields = config_class.model_fields
@@ -83,7 +86,7 @@ def _fill_agents(
     for role, default in roles.items():
         agent = block.setdefault(role, {})
         if not isinstance(agent, dict):
-            return  # verifiers says what it should be
+            return  # verifiers reports the type error
         harness, runtime = agent.get("harness"), agent.get("runtime")
         if isinstance(harness, dict) and "id" in harness:
             _check_plugin(loaders.harness_class, "harness", harness["id"], f"{path}.{role}.harness.id")
@@ -96,8 +99,11 @@ def _fill_agents(
 
 
 def _check_tools(config: "vf.EnvConfig", path: str) -> None:
-    """Refuse a harness that would silently withhold the tools which a task's data class declares with `@tool`. An
-    environment class of the taskset's own decides for itself."""
+    """Raise `ConfigError` if the harness does not offer the tools that the task's data class declares with `@tool`.
+
+    The model would run without them, with no error. Custom environment classes are not checked, since they may offer
+    the tools themselves.
+    """
     from verifiers.v1.envs.single_agent import SingleAgentEnvConfig
     from verifiers.v1.utils import loaders
 
@@ -111,7 +117,7 @@ def _check_tools(config: "vf.EnvConfig", path: str) -> None:
         raise ConfigError(
             f"{path}.agent.harness.id",
             f"harness {harness!r} does not offer the tools of taskset {config.taskset.id!r} ({', '.join(tools)}), "
-            f"which are methods of its task data; use {HARNESS!r}, or give the taskset MCP tools (vf.Toolset)",
+            f"which are methods of its task data; use {HARNESS!r}, or provide the tools as MCP tools (vf.Toolset)",
         )
 
 
@@ -125,9 +131,9 @@ def _required_id(taskset: Any, path: str) -> str:
 
 
 def _check_plugin(load: Callable[[str], Any], kind: str, plugin_id: Any, path: str) -> None:
-    """Import the package behind an id, so that a wrong one is reported under its own key."""
+    """Import the package of a plugin id, so that an error is reported under the key of the id."""
     if not isinstance(plugin_id, str):
-        raise ConfigError(path, f"a {kind} id is a string (got {plugin_id!r})")
+        raise ConfigError(path, f"a {kind} id must be a string (got {plugin_id!r})")
     try:
         load(plugin_id)
     except ModuleNotFoundError as error:
@@ -137,7 +143,7 @@ def _check_plugin(load: Callable[[str], Any], kind: str, plugin_id: Any, path: s
                 path, f"{kind} {plugin_id!r} needs the package {missing!r}; install it"
             ) from error
         similar = get_close_matches(plugin_id, _installed(kind), n=1, cutoff=0.75)
-        message = f"there is no {kind} {plugin_id!r}: no installed package of that name"
+        message = f"there is no {kind} {plugin_id!r}; install the package that provides it, or correct the id"
         raise ConfigError(path, message, similar[0] if similar else None) from error
     except Exception as error:
         raise ConfigError(
@@ -146,14 +152,14 @@ def _check_plugin(load: Callable[[str], Any], kind: str, plugin_id: Any, path: s
 
 
 def _installed(kind: str) -> list[str]:
-    """Ids that could be meant: those that ship with verifiers, and every installed top-level package."""
+    """Return candidate ids for suggestions: plugins of verifiers, and all installed top-level packages."""
     namespace = importlib.import_module(f"verifiers.v1.{PLUGINS[kind]}")
     modules = [*pkgutil.iter_modules(namespace.__path__), *pkgutil.iter_modules()]
     return [module.name.replace("_", "-") for module in modules if module.ispkg]
 
 
 def _explain(error: ValidationError, model: type[BaseModel], block: dict[str, Any], path: str) -> ConfigError:
-    """The first fault (unknown keys before all others) with its full path and the nearest valid key."""
+    """Return the first error (unknown keys before all others) with its full path and the closest valid key."""
     faults = error.errors(include_url=False)
     fault = next((item for item in faults if item["type"] == "extra_forbidden"), faults[0])
     parent, key, owners = _locate(fault, model, block, path)
@@ -173,8 +179,11 @@ def _explain(error: ValidationError, model: type[BaseModel], block: dict[str, An
 def _locate(
     fault: Any, model: type[BaseModel], data: Any, path: str
 ) -> tuple[str, str, list[type[BaseModel]]]:
-    """(path of the block, key in it, models that may own the key), as the user wrote them: pydantic's
-    location also names the members of unions, and knows nothing of the classes that plugin ids choose."""
+    """Return (path of the block, key in it, config classes that may define the key), as the user wrote them.
+
+    Pydantic's location also contains the names of union members, and its annotations lack the classes selected by
+    plugin ids.
+    """
     owners, key = [model], ""
     for position, part in enumerate(fault["loc"]):
         last = position == len(fault["loc"]) - 1

@@ -1,4 +1,4 @@
-"""Evaluation: on the live policy of a run, and by itself (`braid eval`)."""
+"""Configuration of evaluations, during a run and with `braid eval`."""
 
 from typing import Any
 
@@ -10,40 +10,42 @@ from braidrl.configs.model import EvalSamplingConfig
 
 
 class EvalSettings(BaseConfig):
-    """What an evaluation source and the group that it belongs to both have."""
+    """Keys that evaluation sources inherit from their group."""
 
     num_tasks: int | None = Field(None, ge=1)
-    """Tasks from the start of the taskset; None: all of a finite one."""
+    """Number of tasks from the start of the taskset. None: all tasks of a finite taskset."""
     rollouts_per_task: int = Field(1, ge=1)
-    """Episodes of each task; pass@k is estimated for powers of two up to it."""
+    """Number of episodes per task. pass@k is estimated for powers of two up to this number."""
     success_reward: float = 1.0
-    """An episode with at least this reward has solved its task, as pass@k counts it."""
+    """Minimum reward of an episode that counts as a success in pass@k."""
     sampling: EvalSamplingConfig = Field(default_factory=EvalSamplingConfig)
-    """How rollouts are sampled."""
+    """Sampling of rollouts."""
     timeout: float = Field(600.0, gt=0)
-    """Deadline of one episode, generation and scoring together, in seconds."""
+    """Deadline of an episode in seconds, including generation and scoring."""
     workers: int = Field(0, ge=0)
-    """Processes that play the episodes, each with its own copy of the environment; 0: the evaluating process does."""
+    """Number of worker processes that run the episodes, each with its own copy of the environment. 0: run them in the
+    evaluating process."""
 
 
 class EvalSourceConfig(EvalSettings):
-    """One evaluation environment. What it leaves unset it inherits from its group (`[orchestrator.eval]`)."""
+    """An evaluation environment. Keys that it does not set are inherited from its group (`[orchestrator.eval]`)."""
 
     name: str | None = None
-    """Unique name in metrics and records; None: the taskset id."""
+    """Unique name in metrics and records. None: the taskset id."""
     env: EnvBlock
-    """The verifiers environment."""
+    """Verifiers environment: `env.taskset.id` and other keys of its config class."""
     interval: int | None = Field(None, ge=1)
-    """Evaluate after every n-th step of a run; None: only at its ends. (`braid eval` does not look at it.)"""
+    """Evaluate after every n-th step of a run. None: only before the first and after the last step. Ignored by
+    `braid eval`."""
 
 
 class EvalGroup(EvalSettings):
     """Evaluation sources and their defaults."""
 
     max_concurrent: int = Field(64, ge=1)
-    """Most evaluation episodes in flight, whatever else is."""
+    """Maximum number of evaluation episodes in flight, independent of training episodes."""
     source: list[EvalSourceConfig] = Field(default_factory=list)
-    """The environments, one `[[source]]` each."""
+    """Evaluation environments, one `[[source]]` each."""
 
     @model_validator(mode="before")
     @classmethod
@@ -51,7 +53,7 @@ class EvalGroup(EvalSettings):
         return inherit_sources(data, cls._inherited())
 
     @model_serializer(mode="wrap")
-    def _dump_what_loads_back(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize_sources(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return dump_sources(handler(self), self._inherited())
 
     @classmethod
@@ -60,11 +62,11 @@ class EvalGroup(EvalSettings):
 
 
 class EvalConfig(EvalGroup):
-    """Evaluation on the live policy during a run."""
+    """Evaluation of the live policy during a run."""
 
     interval: int | None = Field(None, ge=1)
-    """Evaluate after every n-th step; None: only at the ends."""
+    """Evaluate after every n-th step. None: only before the first step (`base_model`) and after the last (`final`)."""
     base_model: bool = True
     """Evaluate v0 before the first step."""
     final: bool = True
-    """Evaluate the last policy."""
+    """Evaluate the final policy after the last step."""

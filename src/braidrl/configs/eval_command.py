@@ -1,4 +1,4 @@
-"""`braid eval`: evaluation by itself."""
+"""Configuration of `braid eval`, which evaluates a model outside a run."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -12,23 +12,23 @@ from braidrl.configs.model import ModelConfig, RendererConfig, one_or_several
 from braidrl.configs.orchestrator import GatewayConfig
 
 SHARED = ("model", "output_dir", "seq_len", "seed")
-"""Keys at the root that the inference server takes as well."""
+"""Root keys that the inference server inherits."""
 
 SHARED_COPIES = frozenset(f"inference.{key}" for key in SHARED)
-"""Its copies of them, which `--help` leaves out."""
+"""Copies of the shared keys in the inference server's block, which `--help` omits."""
 
 
 class EndpointConfig(BaseConfig):
-    """A server that somebody else runs: vLLM, `braid inference`, or any other with OpenAI's chat route."""
+    """An external server: vLLM, `braid inference`, or any other with the OpenAI chat completions route."""
 
     base_url: list[str] = Field(default_factory=list)
-    """Address or several replicas, each ending in `/v1`; none: the embedded engine serves the model."""
+    """Address of the server, or of each replica, ending in `/v1`. Empty: the embedded engine serves the model."""
     model: str | None = None
-    """Name of the model there; None: `model.path`."""
+    """Name of the model on the server. None: `model.path`."""
     api_key_var: str | None = None
-    """Environment variable that holds the server's API key; None: no key."""
+    """Environment variable that contains the API key of the server. None: no key."""
     startup_timeout: float = Field(600.0, gt=0)
-    """Longest wait for the server to answer, in seconds."""
+    """Maximum wait for the server at startup, in seconds."""
 
     _one_or_several = field_validator("base_url", mode="before", json_schema_input_type=str | list[str])(
         one_or_several
@@ -36,29 +36,29 @@ class EndpointConfig(BaseConfig):
 
 
 class EvalCommandConfig(EvalGroup):
-    """`braid eval`: play evaluation sources with a model or an endpoint, and report reward and pass@k."""
+    """`braid eval`: run evaluation sources on a model or an endpoint, and report reward and pass@k."""
 
     model: ModelConfig
-    """What is evaluated: a Hugging Face folder, a run folder, a checkpoint of a run, or a model that an endpoint
-    serves (then it says where its tokenizer lies)."""
+    """Model to evaluate: a Hugging Face folder, a run folder, or a checkpoint of a run. For a model on an external
+    server, its tokenizer."""
     step: int | None = Field(None, ge=0)
-    """Which step of the run folder in `model.path`; None: its newest."""
+    """Step to evaluate, if `model.path` is a run folder. None: the newest."""
     client: EndpointConfig = Field(default_factory=EndpointConfig)
-    """A server that is already there."""
+    """External server. By default, the embedded engine serves the model."""
     output_dir: Path = Path("outputs/eval")
-    """Folder for episodes, metrics and logs, laid out as a run folder."""
+    """Folder for episodes, metrics and logs, with the layout of a run folder."""
     seq_len: int = Field(2048, ge=2)
-    """Context limit in tokens."""
+    """Maximum context length in tokens."""
     seed: int = Field(0, ge=0)
-    """Seeds sampling; every rollout gets a seed of its own from it."""
+    """Seed of sampling. The seed of each rollout is derived from it."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
-    """How messages become tokens."""
+    """Renderer, which converts messages to tokens."""
     gateway: GatewayConfig = Field(default_factory=GatewayConfig)
-    """What environments call."""
+    """HTTP server through which environments call the model."""
     inference: InferenceConfig
-    """The embedded engine, where it serves the model."""
+    """Settings of the embedded engine, if it serves the model."""
     stop_timeout: float = Field(15.0, gt=0)
-    """Seconds that the inference server gets to end by itself."""
+    """Seconds that the inference server has to exit after SIGTERM before it is killed."""
 
     @model_validator(mode="before")
     @classmethod
@@ -69,9 +69,9 @@ class EvalCommandConfig(EvalGroup):
         return {**data, "inference": {key: data[key] for key in SHARED if key in data} | inference}
 
     @model_validator(mode="after")
-    def _shared_keys_agree(self) -> Self:
+    def _check_shared_keys(self) -> Self:
         for key in SHARED:
             if getattr(self.inference, key) != getattr(self, key) and key in self.inference.model_fields_set:
-                raise ValueError(f"inference.{key} differs from {key} at the root; set it at the root alone")
+                raise ValueError(f"inference.{key} differs from {key} at the root; set it only at the root")
         self.inference = self.inference.model_copy(update={key: getattr(self, key) for key in SHARED})
         return self

@@ -1,4 +1,4 @@
-"""Models: the trainable policy, frozen ones, how messages become tokens and tokens are sampled."""
+"""Models: the trainable policy, frozen models, renderers and sampling."""
 
 from typing import Any, Literal, Self
 
@@ -13,26 +13,26 @@ class ModelConfig(BaseConfig):
     path: str
     """Folder (or hub id) with `config.json`, safetensors weights and a tokenizer."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Compute type of forward and backward, and the type in which weights are published and served.
-    Master weights, optimizer state, log-probs and every reduction stay float32."""
+    """Dtype of forward and backward, and of published and served weights. Master weights, optimizer state, log-probs
+    and reductions are always float32."""
     trust_remote_code: bool = False
-    """Allow the model folder to run its own Python code."""
+    """Allow Python code from the model folder to run."""
 
 
 def one_or_several(value: Any) -> Any:
-    """A list may be written as its only element."""
+    """Return a single string as a list of one element, and any other value unchanged."""
     return [value] if isinstance(value, str) else value
 
 
 class FrozenModelConfig(BaseConfig):
-    """A frozen model behind an OpenAI-compatible endpoint that somebody else runs."""
+    """A frozen model behind an external OpenAI-compatible endpoint."""
 
     name: str
-    """Model name that the endpoint serves."""
+    """Name of the model on the server."""
     base_url: list[str] = Field(min_length=1)
-    """One address or several replicas, each ending in `/v1`."""
+    """Address of the server, or of each replica, ending in `/v1`."""
     api_key_var: str | None = None
-    """Environment variable that holds the endpoint's API key; None: no key."""
+    """Environment variable that contains the API key of the endpoint. None: no key."""
 
     _one_or_several = field_validator("base_url", mode="before", json_schema_input_type=str | list[str])(
         one_or_several
@@ -40,22 +40,25 @@ class FrozenModelConfig(BaseConfig):
 
 
 class RendererConfig(BaseConfig):
-    """How messages become tokens: a renderer of the `renderers` package. Further keys are the family's own options
-    (`enable_thinking = false` for `qwen3`); the family checks them."""
+    """Conversion of messages to tokens, with the `renderers` package.
+
+    Other keys are options of the selected family (`enable_thinking = false` for `qwen3`), which validates them.
+    """
 
     model_config = ConfigDict(extra="allow")
 
     name: str = "auto"
-    """`auto` (by the tokenizer's name), a family such as `qwen3`, `default` (the chat template as it is), `custom`."""
+    """`auto` (selected by the name of the tokenizer), a family such as `qwen3`, `default` (the tokenizer's chat
+    template) or `custom`."""
     import_path: str | None = None
-    """`my_module.Class` or `path/to/file.py:Class`, with `name = "custom"`."""
+    """Renderer class, required with `name = "custom"`: `my_module.Class` or `path/to/file.py:Class`."""
 
     @model_validator(mode="after")
-    def _names_a_class(self) -> Self:
+    def _check_import_path(self) -> Self:
         if (self.name == "custom") != (self.import_path is not None):
             raise ValueError(
-                f'name = "{self.name}" and import_path = {self.import_path!r} do not go together; a renderer of your '
-                'own needs name = "custom" and import_path = "my_module.Class" or "path/to/file.py:Class"'
+                f'name = "{self.name}" and import_path = {self.import_path!r} are incompatible; a custom renderer '
+                'requires name = "custom" and import_path = "my_module.Class" or "path/to/file.py:Class"'
             )
         return self
 
@@ -72,23 +75,23 @@ UNBENT: dict[str, tuple[Any, ...]] = {
     "allowed_token_ids": (None, []),
     "bad_words": (None, []),
 }
-"""Sampling parameters that bend the distribution, and their values that leave it alone. The trainer recomputes plain
-softmax log-probs at one temperature, so what trains may not be sampled with anything else."""
+"""Sampling parameters that change the distribution, and the values at which they have no effect. The trainer computes
+plain softmax log-probs at a single temperature, so training rollouts must be sampled from the same distribution."""
 
 
 def check_unbent(sampling: dict[str, Any]) -> None:
-    """Raise `ValueError` for sampling parameters that the trainer could not replay."""
-    for name, harmless in UNBENT.items():
-        if _number(value := sampling.get(name)) not in harmless:
+    """Raise `ValueError` if a sampling parameter changes the distribution, since the trainer cannot reproduce it."""
+    for name, neutral in UNBENT.items():
+        if _number(value := sampling.get(name)) not in neutral:
             raise ValueError(
-                f"{name} = {value} cannot be used in training: it changes the distribution that tokens are drawn "
-                "from, and the trainer computes log-probs of the whole vocabulary; remove it or write "
-                f"{name} = {harmless[0]} (evaluations may use it)"
+                f"{name} = {value} cannot be used in training: it changes the sampling distribution, but the trainer "
+                f"computes log-probs over the full vocabulary; remove it or set {name} = {neutral[0]} (evaluations may "
+                "use it)"
             )
 
 
 def _number(value: Any) -> Any:
-    """A number that the command line left as text."""
+    """Return a numeric string, as a flag passes it, as a float, and any other value unchanged."""
     try:
         return float(value) if isinstance(value, str) else value
     except ValueError:
@@ -96,17 +99,20 @@ def _number(value: Any) -> Any:
 
 
 class TrainSamplingConfig(BaseConfig):
-    """How training rollouts are sampled. Truncated sampling (top_p, top_k, min_p) and penalties are absent on purpose:
-    the trainer's log-probs cover the whole vocabulary, so a sampler that bends it would bias every ratio."""
+    """Sampling of training rollouts.
+
+    There are no keys for truncated sampling (top_p, top_k, min_p) or penalties: the trainer computes log-probs over the
+    full vocabulary, so they would bias every importance ratio.
+    """
 
     temperature: float = Field(1.0, gt=0)
-    """Softmax temperature; the trainer divides its logits by the same number."""
+    """Softmax temperature. The trainer divides its logits by the same value."""
     max_tokens: int = Field(1024, ge=1)
-    """Most tokens that one model call may produce (capped by the context limit `seq_len`)."""
+    """Maximum number of tokens generated per model call, also limited by the context length `seq_len`."""
 
     @model_validator(mode="before")
     @classmethod
-    def _draws_from_the_whole_vocabulary(cls, data: Any) -> Any:
+    def _reject_changed_distributions(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             return data
         check_unbent(data)
@@ -114,19 +120,19 @@ class TrainSamplingConfig(BaseConfig):
 
 
 class EvalSamplingConfig(BaseConfig):
-    """How evaluation rollouts are sampled."""
+    """Sampling of evaluation rollouts."""
 
     temperature: float = Field(1.0, ge=0)
-    """0 is greedy."""
+    """Softmax temperature. 0: greedy decoding."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus mass; 1 keeps every token."""
+    """Probability mass of nucleus sampling. 1: keep all tokens."""
     top_k: int = Field(-1, ge=-1)
-    """Most likely tokens kept; -1 keeps every token."""
+    """Number of most likely tokens to keep. -1: keep all tokens."""
     min_p: float = Field(0.0, ge=0, le=1)
-    """Least probability kept, relative to the most likely token's."""
+    """Minimum probability of a token, relative to that of the most likely token."""
     max_tokens: int = Field(1024, ge=1)
-    """Most tokens that one model call may produce."""
+    """Maximum number of tokens generated per model call."""
 
     def unusual(self) -> dict[str, Any]:
-        """The keys that change something: what to send to a server that may not know all of them."""
+        """Return the keys that have an effect. Others are not sent, because some servers reject unknown parameters."""
         return {key: value for key, value in self.model_dump().items() if value not in UNBENT.get(key, ())}

@@ -1,4 +1,4 @@
-"""The orchestrator process: environments, algorithms, curricula and the gateway."""
+"""Configuration of the orchestrator process: environments, algorithms, curricula and the gateway."""
 
 from pathlib import Path
 from typing import Any, Self
@@ -18,47 +18,47 @@ from braidrl.configs.trainer.config import CheckpointConfig
 
 
 class CurriculumConfig(BaseConfig):
-    """One task sampler and any number of admission gates of a training source."""
+    """Curriculum of a training source: one task sampler and any number of admission gates."""
 
     sampler: InstalledSamplerConfig = Field(default_factory=StandardSamplerConfig)
-    """Chooses tasks."""
+    """Sampler that selects the next task."""
     gates: dict[str, InstalledGateConfig] = Field(default_factory=dict)
-    """By name; a group trains only if each of them admits it. `NAME = "None"` switches an inherited one off."""
+    """Admission gates by name. A group trains only if all gates admit it. `NAME = "None"` removes an inherited gate."""
 
     @field_validator("gates", mode="before", json_schema_input_type=dict[str, InstalledGateConfig | None])
     @classmethod
-    def _without_those_that_are_off(cls, gates: Any) -> Any:
+    def _remove_disabled(cls, gates: Any) -> Any:
         if not isinstance(gates, dict):
             return gates
         return {name: gate for name, gate in gates.items() if gate not in (None, OFF)}
 
 
 class TrainSourceConfig(BaseConfig):
-    """One training environment. What it leaves unset it inherits from `[orchestrator.train]`."""
+    """A training environment. Keys that it does not set are inherited from `[orchestrator.train]`."""
 
     name: str | None = None
-    """Unique name in logs, metrics and records; None: the taskset id."""
+    """Unique name in logs, metrics and records. None: the taskset id."""
     env: EnvBlock
-    """The verifiers environment: `env.taskset.id`, `env.agent.harness.id`, ..."""
+    """Verifiers environment: `env.taskset.id`, `env.agent.harness.id` and other keys of its config class."""
     weight: float = Field(1.0, gt=0)
-    """Share of the sampled groups, relative to the other sources'."""
+    """Share of the sampled groups, relative to the weights of the other sources."""
     group_size: int = Field(8, ge=1)
-    """Episodes of one task; most algorithms compare them."""
+    """Number of episodes per task. Most algorithms compare them."""
     algo: InstalledAlgorithmConfig = GRPOConfig()
-    """The algorithm of this environment."""
+    """Algorithm of this source."""
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
-    """How its rollouts are sampled."""
+    """Sampling of rollouts."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
-    """Which of its tasks come next."""
+    """Selection of tasks and of groups that train."""
     timeout: float = Field(600.0, gt=0)
-    """Deadline of one episode, generation and scoring together, in seconds."""
+    """Deadline of an episode in seconds, including generation and scoring."""
     workers: int = Field(0, ge=0)
-    """Processes that play its episodes, each with its own copy of the environment, for tools or rewards that keep a
-    processor busy; 0: the orchestrator's own process does."""
+    """Number of worker processes that run the episodes, each with its own copy of the environment, for CPU-bound tools
+    or rewards. 0: run them in the orchestrator process."""
 
 
 INHERITED = ("algo", "sampling", "group_size", "curriculum", "timeout", "workers")
-"""Keys of `[orchestrator.train]` that each source inherits."""
+"""Keys of `[orchestrator.train]` that sources inherit."""
 
 
 class TrainConfig(BaseConfig):
@@ -69,18 +69,18 @@ class TrainConfig(BaseConfig):
     sampling: TrainSamplingConfig = Field(default_factory=TrainSamplingConfig)
     """Default sampling."""
     group_size: int = Field(8, ge=1)
-    """Default number of episodes of one task."""
+    """Default number of episodes per task."""
     curriculum: CurriculumConfig = Field(default_factory=CurriculumConfig)
     """Default curriculum."""
     timeout: float = Field(600.0, gt=0)
-    """Default deadline of one episode, in seconds."""
+    """Default deadline of an episode, in seconds."""
     workers: int = Field(0, ge=0)
-    """Default number of processes that play a source's episodes."""
+    """Default number of worker processes per source."""
     capture_head: int | None = Field(None, ge=1)
-    """How many of the policy's most likely tokens to capture at each one that it samples for the rl loss; None: none.
-    `braid rl` sets it to what `[trainer.loss]` needs (`score_centering_topk`)."""
+    """Number of most likely tokens of the sampler to capture for each sampled token of the rl loss. None: capture
+    nothing. `braid rl` sets it to `score_centering_topk` of `[trainer.loss]`."""
     source: list[TrainSourceConfig] = Field(default_factory=list)
-    """The environments, one `[[orchestrator.train.source]]` each."""
+    """Training environments, one `[[orchestrator.train.source]]` each."""
 
     @model_validator(mode="before")
     @classmethod
@@ -88,105 +88,105 @@ class TrainConfig(BaseConfig):
         return inherit_sources(data, INHERITED)
 
     @model_serializer(mode="wrap")
-    def _dump_what_loads_back(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+    def _serialize_sources(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
         return dump_sources(handler(self), INHERITED)
 
 
 class GatewayConfig(BaseConfig):
-    """The only address that environments see."""
+    """HTTP server in the orchestrator, through which environments call the model."""
 
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: int = Field(0, ge=0, le=65535)
-    """Port; 0 takes a free one."""
+    """Port to listen on, 0 for a free port."""
     request_timeout: float = Field(600.0, gt=0)
-    """Deadline of one model call, waiting for a replica included, in seconds."""
+    """Deadline of a model call in seconds, including the wait for a replica."""
     update_timeout: float = Field(600.0, gt=0)
-    """Deadline of one weight update on one replica, in seconds."""
+    """Deadline of a weight update on a replica, in seconds."""
     max_inflight_per_replica: int | None = Field(None, ge=1)
-    """Most calls that one replica works on at once; the others wait in the gateway, in the order in which they came.
-    None: as many as come."""
+    """Maximum number of concurrent calls per replica. Further calls wait in the gateway, first in, first out. None: no
+    limit."""
     health_period: float = Field(5.0, gt=0)
-    """Pause between two looks at a replica's `/health`, in seconds."""
+    """Interval between requests to `/health` of a replica, in seconds."""
     health_timeout: float = Field(30.0, gt=0)
-    """How long a replica may take to answer `/health` before it counts as hung, in seconds."""
+    """Seconds without an answer to `/health` after which a replica is considered hung."""
 
 
 class ClientConfig(BaseConfig):
-    """Where the inference replicas listen. `braid rl` fills it in."""
+    """Addresses of the inference replicas. `braid rl` sets them for the servers that it starts."""
 
     base_url: list[str] = Field(default=["http://127.0.0.1:8000/v1"], min_length=1)
-    """One address a replica, each ending in `/v1`."""
+    """Address of each replica, ending in `/v1`."""
     address_file: Path | None = None
-    """File with an address a line, in the order of `base_url`, that is read again while a replica is away, for it may
-    come back elsewhere; None: they stay where they are. `braid rl` fills it in where they may move."""
+    """File with one address per line, in the order of `base_url`, that is reread while a replica is unreachable. None:
+    addresses do not change. `braid rl` sets it if a restarted replica may get another address."""
     api_key_var: str | None = None
-    """Environment variable that holds the replicas' API key; None: no key."""
+    """Environment variable that contains the API key of the replicas. None: no key."""
     startup_timeout: float = Field(600.0, gt=0)
-    """Longest wait for the replicas to answer, in seconds."""
+    """Maximum wait for the replicas at startup, in seconds."""
 
     @field_validator("base_url")
     @classmethod
-    def _have_schemes(cls, urls: list[str]) -> list[str]:
+    def _check_schemes(cls, urls: list[str]) -> list[str]:
         for url in urls:
             if not url.startswith(("http://", "https://")):
-                raise ValueError(f"{url!r} is no address: it must start with http:// or https://")
+                raise ValueError(f"{url!r} is not an address; it must start with http:// or https://")
         return urls
 
 
 class OrchestratorConfig(BatchesConfig):
-    """`braid orchestrator`: episodes in, batches of training samples out."""
+    """`braid orchestrator`: run episodes, assign credit and publish training batches."""
 
     model: ModelConfig
-    """The policy; its tokenizer renders every message."""
+    """Policy whose tokenizer renders messages."""
     adapter: bool = False
-    """Whether the policy is an adapter on the model, so that the trainer publishes v0 as well; `braid rl` says so where
-    there is `[trainer.lora]`."""
+    """Treat the policy as an adapter on the model, of which the trainer also publishes v0. `braid rl` sets it with
+    `[trainer.lora]`."""
     output_dir: Path = Path("outputs/run")
     """Run folder, shared by the three processes."""
     max_steps: int = Field(100, ge=1)
-    """Batches to ship."""
+    """Number of batches to publish."""
     seq_len: int = Field(2048, ge=2)
-    """Context limit in tokens; a longer sample is dropped and counted."""
+    """Maximum context length in tokens. Longer samples are dropped and counted."""
     seed: int = Field(0, ge=0)
-    """Seeds task order and sampling; every rollout gets a seed of its own from it."""
+    """Seed of task order and sampling. The seed of each rollout is derived from it."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
-    """How messages become tokens."""
+    """Renderer, which converts messages to tokens."""
     client: ClientConfig = Field(default_factory=ClientConfig)
-    """Where inference listens."""
+    """Addresses of the inference replicas."""
     gateway: GatewayConfig = Field(default_factory=GatewayConfig)
-    """What environments call."""
+    """HTTP server through which environments call the model."""
     train: TrainConfig = Field(default_factory=TrainConfig)
-    """Training environments."""
+    """Training environments, and the defaults that they inherit."""
     eval: EvalConfig = Field(default_factory=EvalConfig)
-    """Evaluation environments."""
+    """Evaluation environments, and the defaults that they inherit."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    """When to save."""
+    """When to save checkpoints, and which to keep."""
     policy_timeout: float = Field(3600.0, gt=0)
-    """Longest wait for the next policy version, in seconds."""
+    """Maximum wait for the next policy version, in seconds."""
 
     @model_validator(mode="before")
     @classmethod
-    def _older_spelling(cls, data: Any) -> Any:
+    def _translate_older_spelling(cls, data: Any) -> Any:
         return legacy.translate(data) if isinstance(data, dict) else data
 
     @model_validator(mode="after")
-    def _rl_tokens_weigh_alike(self) -> Self:
-        kinds: dict[str, int] = {}
+    def _check_aggregation(self) -> Self:
+        first_with: dict[str, int] = {}
         for index, source in enumerate(self.train.source):
             if (aggregation := source.algo.rl_aggregation) is not None:
-                kinds.setdefault(aggregation, index)
-        if len(kinds) > 1:
-            token, prompt = kinds["token"], kinds["prompt"]
+                first_with.setdefault(aggregation, index)
+        if len(first_with) > 1:
+            token, prompt = first_with["token"], first_with["prompt"]
             raise ValueError(
                 f'train.source[{token}].algo aggregates the rl loss by "token", train.source[{prompt}].algo by '
-                '"prompt", but the rl loss has one normaliser: give every source with an rl loss the same '
+                '"prompt", but the rl loss has a single denominator; give every source with an rl loss the same '
                 "loss_aggregation"
             )
         return self
 
     @model_validator(mode="after")
-    def _batch_holds_a_group(self) -> Self:
+    def _check_group_size(self) -> Self:
         for index, source in enumerate(self.train.source):
             if self.batch_size is not None and source.group_size > self.batch_size:
                 raise ValueError(

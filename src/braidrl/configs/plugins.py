@@ -1,9 +1,8 @@
-"""Algorithms, losses, samplers and gates of other packages: found by their entry points, validated as the built-in ones
-are.
+"""Algorithms, losses, samplers and gates of other packages, found by entry points and validated like the built-in ones.
 
-An entry point of the group `braidrl.algorithms`, `.losses`, `.samplers` or `.gates` has a `type` for its name and that
-type's config class for its value. The class names the implementation by import path (`algorithm_class`,
-`loss_function`, ...), so that reading a configuration imports none of them.
+The entry point groups are `braidrl.algorithms`, `.losses`, `.samplers` and `.gates`. The name of an entry point is the
+`type`, its value the config class of that type. The class refers to the implementation by import path
+(`algorithm_class`, `loss_function`, ...), so that loading a configuration does not import implementations.
 """
 
 import functools
@@ -31,47 +30,47 @@ ConfigT = TypeVar("ConfigT", bound=BaseConfig)
 
 @dataclass(frozen=True)
 class Installed(Generic[ConfigT]):
-    """What a configuration may name by its `type`."""
+    """An installed component that a configuration can select by `type`."""
 
     name: str
-    """Its `type`."""
+    """Value of `type`."""
     config: type[ConfigT]
     origin: str
-    """`built in`, or the package that brings it, with its version."""
+    """`built in`, or the name and version of the package that provides it."""
 
     @property
     def owner(self) -> str:
-        """The package that it belongs to."""
+        """Name of the package that provides it."""
         return "braidrl" if self.origin == BUILT_IN else self.origin
 
 
 @dataclass(frozen=True)
 class Kind(Generic[ConfigT]):
-    """A kind of thing that packages bring."""
+    """A kind of component that packages can provide."""
 
     group: str
-    """The group of its entry points."""
+    """Group of the entry points."""
     noun: str
     article: str
     key: str
-    """Where a configuration names one."""
+    """Config key that selects a component, for error messages."""
     home: str
-    """Module that exports `base`."""
+    """Module that exports `base`, for error messages."""
     base: type[ConfigT]
-    """What the config class of one subclasses."""
+    """Base class of the config classes."""
     union: Any
-    """The config classes of the built-in ones, told apart by `type`."""
+    """Union of the config classes of the built-in components, discriminated by `type`."""
     target: str
-    """Class variable that names the implementation ..."""
+    """Class variable of a config class that contains the import path of the implementation."""
     form: str
-    """... and how it does so."""
+    """Format of that import path."""
 
     def find(self) -> dict[str, Installed[ConfigT]]:
-        """All of this kind by `type`: the built-in ones, then those of other packages by name.
+        """Return all installed components by `type`: the built-in ones, then those of other packages by name.
 
-        Raises `ConfigError` where two have the same `type`, or an entry point leads to no config class.
+        Raises `ConfigError` if two components have the same `type` or an entry point is not a valid config class.
         """
-        found = {thing.name: thing for thing in self._built_in()}
+        found = {component.name: component for component in self._built_in()}
         for entry in sorted(entry_points(group=self.group), key=lambda entry: entry.name):
             origin = f"{entry.dist.name} {entry.dist.version}" if entry.dist else entry.value
             if (other := found.get(entry.name)) is not None:
@@ -84,14 +83,14 @@ class Kind(Generic[ConfigT]):
         return found
 
     def implementation(self, config: type[ConfigT]) -> Any:
-        """What a package's config class is for. Raises `ValueError` where that cannot be imported."""
+        """Return the implementation of a package's config class. Raises `ValueError` if it cannot be imported."""
         path = getattr(config, self.target)
         try:
             return pkgutil.resolve_name(path)
         except (ImportError, AttributeError, ValueError) as error:
             raise ValueError(
-                f"{config.__name__}.{self.target} = {path!r} cannot be imported: {error}; give `{self.form}` of the "
-                f"{self.noun}"
+                f"{config.__name__}.{self.target} = {path!r} cannot be imported: {error}; set it to the import path of "
+                f"the {self.noun}, `{self.form}`"
             ) from error
 
     def _built_in(self) -> Iterator[Installed[ConfigT]]:
@@ -106,16 +105,21 @@ class Kind(Generic[ConfigT]):
 
         try:
             config = entry.load()
-        except Exception as error:  # whatever the package does when it is imported
+        except Exception as error:  # importing a package can raise anything
             seen = f"cannot be imported ({type(error).__name__}: {error})"
-            raise fault(seen, "repair or uninstall the package") from error
+            raise fault(seen, "fix or uninstall the package") from error
         if not (isinstance(config, type) and issubclass(config, self.base)):
-            raise fault(f"is no {self.noun} config", f"subclass {self.home}.{self.base.__name__}")
+            raise fault(
+                f"is not {self.article} {self.noun} config", f"subclass {self.home}.{self.base.__name__}"
+            )
         if tag_of(config) != entry.name:
             declaration = f'type: Literal["{entry.name}"] = "{entry.name}"'
             raise fault(f"has the type {tag_of(config)!r}", f"declare {declaration}")
         if ":" not in getattr(config, self.target):
-            raise fault(f"names no {self.noun}", f"set its class variable {self.target} to `{self.form}`")
+            raise fault(
+                f"does not refer to {self.article} {self.noun}",
+                f"set its class variable {self.target} to `{self.form}`",
+            )
         return config
 
 
@@ -165,14 +169,15 @@ GATE = Kind(
 )
 
 ALGORITHMS = ALGORITHM.find()
-"""Every algorithm of this installation by its `type`."""
+"""Installed algorithms by `type`."""
 LOSSES = LOSS.find()
-"""Every rl loss of this installation by its `type`."""
+"""Installed rl losses by `type`."""
 SAMPLERS = SAMPLER.find()
-"""Every task sampler of this installation by its `type`."""
+"""Installed task samplers by `type`."""
 GATES = GATE.find()
-"""Every admission gate of this installation by its `type`."""
+"""Installed admission gates by `type`."""
 
+# type checkers cannot evaluate unions that depend on the installation, so they see the built-in ones
 if TYPE_CHECKING:
     InstalledAlgorithmConfig: TypeAlias = AlgorithmConfig
     InstalledLossConfig: TypeAlias = LossConfig
@@ -182,15 +187,15 @@ else:
 
     def _union(found):
         return Annotated[
-            functools.reduce(operator.or_, [thing.config for thing in found.values()]),
+            functools.reduce(operator.or_, [component.config for component in found.values()]),
             Field(discriminator="type"),
         ]
 
     InstalledAlgorithmConfig = _union(ALGORITHMS)
-    """The config of every algorithm of this installation, told apart by `type`."""
+    """Union of the configs of all installed algorithms, discriminated by `type`."""
     InstalledLossConfig = _union(LOSSES)
-    """The config of every rl loss of this installation, told apart by `type`."""
+    """Union of the configs of all installed rl losses, discriminated by `type`."""
     InstalledSamplerConfig = _union(SAMPLERS)
-    """The config of every task sampler of this installation, told apart by `type`."""
+    """Union of the configs of all installed task samplers, discriminated by `type`."""
     InstalledGateConfig = _union(GATES)
-    """The config of every admission gate of this installation, told apart by `type`."""
+    """Union of the configs of all installed admission gates, discriminated by `type`."""

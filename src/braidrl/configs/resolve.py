@@ -1,4 +1,4 @@
-"""The last step of a configuration: environment blocks checked by verifiers, sources named."""
+"""Last step of loading a configuration: environment blocks are validated by verifiers, and sources get names."""
 
 from typing import Any
 
@@ -10,16 +10,16 @@ from braidrl.configs.orchestrator import OrchestratorConfig, TrainSourceConfig
 
 
 def resolve_environments(config: OrchestratorConfig, prefix: str = "") -> None:
-    """Replace every environment block of `config`, in place, by its checked and complete form, and name the sources.
+    """Replace the environment blocks of `config` in place by their complete, validated form, and name the sources.
 
-    `prefix` leads the paths in errors (`orchestrator.` in a run's config). Imports verifiers. Raises `ConfigError`.
+    Imports verifiers. Raises `ConfigError` with paths that start with `prefix` (`orchestrator.` in a run's config).
     """
     resolve_sources(config.train.source, f"{prefix}train.source")
     resolve_sources(config.eval.source, f"{prefix}eval.source")
 
 
 def resolve_sources(sources: list[TrainSourceConfig] | list[EvalSourceConfig], path: str) -> None:
-    """The same for the sources that stand at `path`."""
+    """Resolve the environment blocks of `sources` in place and name the sources. `path` is their path in errors."""
     taken: dict[str, int] = {}
     for index, source in enumerate(sources):
         env = resolve_env(source.env, f"{path}[{index}].env")
@@ -31,14 +31,16 @@ def resolve_sources(sources: list[TrainSourceConfig] | list[EvalSourceConfig], p
         if source.name in taken:
             raise ConfigError(
                 f"{path}[{index}].name",
-                f"{source.name!r} names source {taken[source.name]} already; give each source a name of its own",
+                f"{source.name!r} is already the name of source {taken[source.name]}; give each source a unique name",
             )
         taken[source.name] = index
 
 
 def _check_sampling(block: dict[str, Any], agents: list[str], path: str) -> None:
-    """Refuse an only agent that would not be sampled as the trainer replays it. Of several, the environment says
-    while it runs which ones train, and the gateway refuses those."""
+    """Raise `ConfigError` if a single agent is sampled from a distribution that the trainer cannot reproduce.
+
+    A multi-agent environment decides at run time which agents train, so there the gateway checks each call.
+    """
     if len(agents) != 1:
         return
     agent = block.get(agents[0]) or {}

@@ -1,4 +1,4 @@
-"""One file for the whole run: `braid rl @ run.toml`."""
+"""Configuration of a whole run: `braid rl @ run.toml`."""
 
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -25,48 +25,49 @@ SHARED = {
     "checkpoint": ("trainer", "orchestrator"),
     "share_device": PROCESSES,
 }
-"""Keys at the root, and the processes that take them. A process must not set one of them to something else."""
+"""Root keys and the processes that inherit them. A process must not set a different value."""
 
 SHARED_COPIES = frozenset(f"{process}.{key}" for key, processes in SHARED.items() for process in processes)
-"""The processes' copies of the shared keys, which `--help` leaves out."""
+"""Copies of the shared keys in the processes, which `--help` omits."""
 
 
 class RLConfig(BaseConfig):
-    """A reinforcement-learning run of three cooperating processes."""
+    """`braid rl`: a reinforcement-learning run of three cooperating processes."""
 
     model: ModelConfig
-    """The policy."""
+    """Policy to train."""
     output_dir: Path = Path("outputs/run")
-    """Run folder: resolved config, logs, metrics, episodes, weights, checkpoints."""
+    """Run folder for the resolved config, logs, metrics, episodes, weights and checkpoints."""
     max_steps: int = Field(100, ge=1)
-    """Optimizer steps."""
+    """Number of training steps, one per batch."""
     seq_len: int = Field(2048, ge=2)
-    """Context limit in tokens."""
+    """Maximum context length in tokens."""
     seed: int = Field(0, ge=0)
-    """Seeds the whole run."""
+    """Seed of the whole run."""
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
-    """When to save."""
+    """When to save checkpoints, and which to keep."""
     share_device: bool = False
-    """Trainer and inference have one device by turns (docs/one_gpu.md); strictly on-policy."""
+    """Run trainer and inference alternately on a single device (`docs/one_gpu.md`). Implies strictly on-policy
+    training."""
     trainer: TrainerConfig
-    """The trainer process."""
+    """Settings of the trainer process."""
     orchestrator: OrchestratorConfig
-    """The orchestrator process."""
+    """Settings of the orchestrator process."""
     inference: InferenceConfig
-    """The inference process."""
+    """Settings of the inference process."""
     launcher: Literal["local", "ray", "slurm"] = "local"
-    """Where the processes are started: on this machine, on a Ray cluster, or in a SLURM job."""
+    """Launcher of the processes: on this machine, on a Ray cluster, or in a SLURM job."""
     ray: RayConfig = Field(default_factory=RayConfig)
-    """The Ray cluster."""
+    """Settings of the Ray launcher."""
     slurm: SlurmConfig = Field(default_factory=SlurmConfig)
-    """The SLURM job."""
+    """Settings of the SLURM launcher."""
     stop_timeout: float = Field(15.0, gt=0)
-    """Seconds that processes get to end by themselves before they are killed."""
+    """Seconds that a process has to exit after SIGTERM before it is killed."""
     tracker: list[TrackerConfig] = Field(default_factory=list)
-    """Experiment trackers that the run also reports to, one `[[tracker]]` each."""
+    """Experiment trackers to report to, one `[[tracker]]` each."""
     algorithm: recipe.RecipeConfig | None = None
-    """A GRPO-like algorithm in one section, instead of the keys of `trainer` and `orchestrator.train.algo` that it
-    expands into; resolved, it is gone."""
+    """GRPO-like algorithm in a single section, which expands into keys of `trainer` and `orchestrator.train.algo`. The
+    resolved config contains only those keys."""
 
     @model_validator(mode="before")
     @classmethod
@@ -93,24 +94,24 @@ class RLConfig(BaseConfig):
         return data
 
     @model_validator(mode="after")
-    def _processes_agree(self) -> Self:
+    def _check_shared_keys(self) -> Self:
         for key, processes in SHARED.items():
             for process in processes:
                 if getattr(getattr(self, process), key) != getattr(self, key):
                     raise ValueError(
-                        f"{process}.{key} differs from {key} at the root; a run has one {key}: set it at the root alone"
+                        f"{process}.{key} differs from {key} at the root; set it only at the root"
                     )
         return self
 
     @model_validator(mode="after")
-    def _capture_what_the_loss_needs(self) -> Self:
-        """Let the orchestrator capture the heads that the loss needs, and the engine give the candidates for them."""
+    def _configure_heads(self) -> Self:
+        """Set the head size that the loss requires, and raise the engine's candidate limit if it is too low."""
         train, inference, size = self.orchestrator.train, self.inference, self.trainer.loss.head_size
         if "capture_head" in train.model_fields_set and train.capture_head != size:
             raise ValueError(
                 f"orchestrator.train.capture_head is {train.capture_head}, but trainer.loss needs "
-                f"{'no heads' if size is None else f'heads of {size} tokens'}; leave it away: it follows from the loss "
-                "(score_centering, score_centering_topk)"
+                f"{'no heads' if size is None else f'heads of {size} tokens'}; remove it, since it is derived from the "
+                "loss (score_centering, score_centering_topk)"
             )
         if size is None:
             return self
@@ -118,64 +119,66 @@ class RLConfig(BaseConfig):
         if inference.max_logprobs < needed and "max_logprobs" in inference.model_fields_set:
             raise ValueError(
                 f"inference.max_logprobs is {inference.max_logprobs}, but heads of {size} tokens "
-                f"(trainer.loss.score_centering_topk) need {needed} candidates a token; raise it or leave it away"
+                f"(trainer.loss.score_centering_topk) need {needed} candidates per token; raise it or remove it"
             )
         inference.max_logprobs = max(inference.max_logprobs, needed)
         return self
 
     @model_validator(mode="after")
-    def _serve_what_is_trained(self) -> Self:
+    def _configure_weight_format(self) -> Self:
         self.orchestrator.adapter = self.trainer.lora is not None
         self.inference.vllm.lora_rank = self.trainer.lora.rank if self.trainer.lora is not None else None
         self.inference.vllm.weight_transfer = self.trainer.weights.transfer == "nccl"
         return self
 
     @model_validator(mode="after")
-    def _engine_takes_what_is_published(self) -> Self:
+    def _check_engine_supports_weights(self) -> Self:
         if self.trainer.weights.transfer == "nccl" and self.inference.engine != "vllm":
             raise ValueError(
-                f'trainer.weights.transfer = "nccl" needs vLLM, and inference.engine is {self.inference.engine!r}; '
-                "change one of the two"
+                f'trainer.weights.transfer = "nccl" needs vLLM, but inference.engine is {self.inference.engine!r}; set '
+                'inference.engine = "vllm", or remove trainer.weights.transfer'
             )
         if self.trainer.weights.delta and self.inference.engine == "vllm":
             raise ValueError(
-                "trainer.weights.delta needs the embedded engine: vLLM loads whole models, whose parameters it fuses "
-                "and shards, and has no route for elements of them; remove it"
+                "trainer.weights.delta needs the embedded engine, but inference.engine is 'vllm', which fuses and "
+                "shards parameters and cannot update single elements; remove trainer.weights.delta"
             )
         return self
 
     @model_validator(mode="after")
-    def _means_agree(self) -> Self:
+    def _check_aggregation(self) -> Self:
         prompts = [
             source.name for source in self.orchestrator.train.source if source.algo.rl_aggregation == "prompt"
         ]
         if prompts and self.trainer.loss_agg_mode != "token-mean":
             raise ValueError(
-                f"trainer.loss_agg_mode is {self.trainer.loss_agg_mode!r}, but the source {prompts[0]!r} weighs its "
-                'tokens by prompt (algo.loss_aggregation = "prompt"); keep one of the two'
+                f"trainer.loss_agg_mode is {self.trainer.loss_agg_mode!r}, but source {prompts[0]!r} has "
+                'algo.loss_aggregation = "prompt", and the rl loss has a single aggregation; remove one of the two'
             )
         return self
 
     @model_validator(mode="after")
-    def _somebody_serves(self) -> Self:
+    def _check_servers(self) -> Self:
         if self.inference.replicas == 0 and "base_url" not in self.orchestrator.client.model_fields_set:
             raise ValueError(
-                "inference.replicas is 0, so that no server is started, and orchestrator.client.base_url does not say "
-                "where one is; set it"
+                "inference.replicas is 0, so no server is started, but orchestrator.client.base_url is not set; set it "
+                "to the addresses of running servers, or raise inference.replicas"
             )
         return self
 
     @model_validator(mode="after")
-    def _device_is_of_one_machine(self) -> Self:
+    def _check_single_device(self) -> Self:
         if self.share_device and (self.launcher == "ray" or self.slurm.nodes > 1):
             raise ValueError(
-                "share_device is for one device of one machine; remove it, or use launcher 'local', or 'slurm' with "
-                "one node"
+                f"share_device = true requires a single machine, but launcher is {self.launcher!r} and slurm.nodes "
+                f"is {self.slurm.nodes}; remove share_device, or use launcher 'local', or 'slurm' with slurm.nodes = 1"
             )
         return self
 
     @model_validator(mode="after")
-    def _has_a_source(self) -> Self:
+    def _check_sources(self) -> Self:
         if not self.orchestrator.train.source:
-            raise ValueError("no training environment: add [[orchestrator.train.source]] with env.taskset.id")
+            raise ValueError(
+                "there is no training environment; add [[orchestrator.train.source]] with env.taskset.id"
+            )
         return self

@@ -1,4 +1,4 @@
-"""Scoring recorded episodes again."""
+"""Configuration of `braid score`, which runs algorithms on recorded episodes."""
 
 from pathlib import Path
 from typing import Any
@@ -11,29 +11,29 @@ from braidrl.configs.plugins import ALGORITHMS, InstalledAlgorithmConfig
 
 
 class ScoreConfig(BaseConfig):
-    """`braid score EPISODES`: run an algorithm over recorded episodes, without any model."""
+    """`braid score EPISODES`: run an algorithm on recorded episodes, without a model."""
 
     episodes: Path
-    """A run folder, or a JSONL file of its `episodes/train`; the first word of the command line."""
+    """Run folder, or JSONL file of its `episodes/train`. First argument of the command line."""
     source: str | None = None
-    """Only the episodes of this source; None: all, each source with an algorithm of its own."""
+    """Name of the only source to score. None: all sources, each with its own instance of the algorithm."""
     algo: InstalledAlgorithmConfig = GRPOConfig()
-    """The algorithm."""
+    """Algorithm to run."""
     against: InstalledAlgorithmConfig | None = None
-    """A second one, to compare it with."""
+    """Second algorithm, for comparison. None: no comparison."""
     show: int = Field(10, ge=0)
-    """Most groups that are printed, evenly spread over the record; the summary is of all."""
+    """Maximum number of groups to print, evenly spaced over the record. The summary covers all groups."""
     output: Path | None = None
-    """New JSONL file for the signals of every token, one line a trainable branch."""
+    """JSONL file to write with the streams of every token, one line per trainable branch. Must not exist."""
 
     @field_validator("algo", "against", mode="before")
     @classmethod
-    def _needs_episodes_alone(cls, value: Any) -> Any:
+    def _reject_algorithms_with_models(cls, value: Any) -> Any:
         known = ALGORITHMS.get(value.get("type", "grpo")) if isinstance(value, dict) else None
         if known is not None and known.config.needs_model:
-            able = [name for name, algorithm in ALGORITHMS.items() if not algorithm.config.needs_model]
+            offline = [name for name, algorithm in ALGORITHMS.items() if not algorithm.config.needs_model]
             raise ValueError(
-                f"{known.name} asks a served model, and recorded episodes come without one; choose {', '.join(able)}, "
-                "or train with `braid rl`"
+                f"{known.name} calls a served model, which is not available for recorded episodes; choose one of "
+                f"{', '.join(offline)}, or train with `braid rl`"
             )
         return value

@@ -1,4 +1,4 @@
-"""Experiment trackers that a run also reports to."""
+"""Configs of experiment trackers."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -11,14 +11,14 @@ from braidrl.configs.core.base import BaseConfig
 
 
 class BaseTrackerConfig(BaseConfig):
-    """What every tracker has."""
+    """Base class of all tracker configs."""
 
     name: str | None = None
-    """Name of the run there; None: that of the run folder."""
+    """Name of the run in the tracker. None: the name of the run folder."""
     metrics: Literal["all", "overview"] = "all"
-    """Every metric, or only the few of the overview."""
+    """Metrics to send: all, or only those of the overview."""
     close_timeout: float = Field(30.0, gt=0)
-    """Seconds that it gets to send the rest when the run has ended, before it is stopped."""
+    """Maximum time in seconds to send the remaining metrics after the run has ended."""
 
 
 class WandbTrackerConfig(BaseTrackerConfig):
@@ -26,24 +26,24 @@ class WandbTrackerConfig(BaseTrackerConfig):
 
     type: Literal["wandb"] = "wandb"
     project: str = "braid"
-    """Project of the run."""
+    """Name of the project."""
     entity: str | None = None
-    """User or team; None: that of the login."""
+    """User or team. None: the default of the login."""
     mode: Literal["online", "offline"] | None = None
-    """`offline` needs no account: it writes below `trackers/` in the run folder, for `wandb sync`. None: as the
-    environment says (`WANDB_MODE`)."""
+    """`offline` requires no account and writes to `trackers/` in the run folder, for `wandb sync`. None: the
+    environment variable `WANDB_MODE`."""
     group: str | None = None
-    """Runs of one group are shown together."""
+    """Group of runs to which the run belongs."""
     tags: list[str] = Field(default_factory=list)
-    """Labels of the run."""
+    """Tags of the run."""
 
 
 class TensorBoardTrackerConfig(BaseTrackerConfig):
-    """TensorBoard event files (`pip install 'braidrl[tensorboard]'`); it needs no account and no network."""
+    """TensorBoard event files (`pip install 'braidrl[tensorboard]'`). Requires no account or network."""
 
     type: Literal["tensorboard"] = "tensorboard"
     folder: Path | None = None
-    """Where they are written; None: below `trackers/` in the run folder."""
+    """Folder for event files. None: a folder in `trackers/` of the run folder."""
 
 
 class MLflowTrackerConfig(BaseTrackerConfig):
@@ -51,40 +51,40 @@ class MLflowTrackerConfig(BaseTrackerConfig):
 
     type: Literal["mlflow"] = "mlflow"
     experiment: str = "braid"
-    """Experiment of the run."""
+    """Name of the experiment."""
     tracking_uri: str | None = None
-    """Tracking server or database; None: what `MLFLOW_TRACKING_URI` says, or else files below `trackers/` in the run
-    folder."""
+    """URI of the tracking server or database. None: the environment variable `MLFLOW_TRACKING_URI`, or files in
+    `trackers/` of the run folder if it is not set."""
 
 
 class CustomTrackerConfig(BaseTrackerConfig):
-    """A tracker of your own: a class with the methods of `braidrl.monitors.trackers.contract.Tracker`."""
+    """User-defined tracker: a class with the methods of `braidrl.monitors.trackers.contract.Tracker`."""
 
     type: Literal["custom"] = "custom"
     import_path: str
-    """Where the class is: `package.module:Class`."""
+    """Import path of the class: `package.module:Class`."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """What it reads from its config."""
+    """Options of the tracker, available in its config."""
 
 
 TrackerConfig: TypeAlias = Annotated[
     WandbTrackerConfig | TensorBoardTrackerConfig | MLflowTrackerConfig | CustomTrackerConfig,
     Field(discriminator="type"),
 ]
-"""Every tracker's config, told apart by `type`."""
+"""Union of the tracker configs, discriminated by `type`."""
 
 
 class TrackConfig(BaseConfig):
-    """`braid track RUN`: send what a run has reported, and goes on reporting, to an experiment tracker."""
+    """`braid track RUN`: send recorded metrics of a run, and new ones as they appear, to an experiment tracker."""
 
     run: Path
-    """The run folder; the first word of the command line."""
+    """Run folder. First argument of the command line."""
     tracker: TrackerConfig
-    """The tracker."""
+    """Tracker to send metrics to."""
 
 
 def labels(trackers: Iterable[BaseTrackerConfig]) -> list[str]:
-    """What logs call each tracker: its type, numbered from the second of one type on."""
+    """Return the name of each tracker in logs: its type, with a number from the second tracker of a type on."""
     seen: Counter[str] = Counter()
     found = []
     for tracker in trackers:

@@ -165,14 +165,14 @@ def test_they_choose_and_judge(site: Path) -> None:
             "fine",
             "Config",
             "Config = int",
-            "is no gate config; subclass braidrl.configs.curriculum.gates.BaseGateConfig",
+            "is not a gate config; subclass braidrl.configs.curriculum.gates.BaseGateConfig",
         ),
         (
             SAMPLER,
             "backwards",
             "BackwardsConfig",
             CONFIGS.format(sampler="", gate=""),
-            "names no sampler; set its class variable sampler_class to `package.module:Class`",
+            "does not refer to a sampler; set its class variable sampler_class to `package.module:Class`",
         ),
         (
             GATE,

@@ -81,7 +81,7 @@ def test_a_resolved_config_resolves_to_itself() -> None:
         ({}, "taskset.id", "needs a taskset id", None),
         (block(id="user-simm"), "id", "no env 'user-simm'", None),
         (block(agent={"harness": {"id": "nul"}}), "agent.harness.id", "no harness 'nul'", None),
-        (block(agent={"harness": {"id": 3}}), "agent.harness.id", "is a string", None),
+        (block(agent={"harness": {"id": 3}}), "agent.harness.id", "must be a string", None),
         (block(agent={"max_turns": "many"}), "agent.max_turns", "(got 'many')", None),
         (block(agent={"runtime": {"type": "dockr"}}), "agent.runtime", "'docker'", None),
         (block(agent=5), "agent", "(got 5)", None),

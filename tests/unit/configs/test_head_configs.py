@@ -60,7 +60,7 @@ def test_capture_follows_from_the_loss(loss: dict[str, Any] | None, head: int | 
         (
             None,
             {"train": {"capture_head": 64}},
-            "capture_head is 64, but trainer.loss needs no heads; leave it away",
+            "capture_head is 64, but trainer.loss needs no heads; remove it",
         ),
         (
             CENTERED,
@@ -91,7 +91,7 @@ def test_training_draws_from_the_whole_vocabulary(key: str, value: str, neutral:
         (error,) = caught.value.errors
         assert error.path == f"orchestrator.train.{'source[0].' if source else ''}sampling"
         assert error.message.startswith(f"{key} = {value} cannot be used in training")
-        assert f"remove it or write {key} = {neutral} (evaluations may use it)" in error.message
+        assert f"remove it or set {key} = {neutral} (evaluations may use it)" in error.message
     file.write_text("model.path = 'm'\n[[orchestrator.train.source]]\nenv.taskset.id = 'reverse-text'")
     flag = f"--orchestrator.train.sampling.{key}"
     load_config(RLConfig, ["@", str(file), flag, neutral])

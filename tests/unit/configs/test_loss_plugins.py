@@ -85,12 +85,17 @@ def test_an_installed_loss_trains(site: Path, tiny_model_dir: Path) -> None:
             "",
             "loss.type: 'gspo' names a loss of braidrl and one of loss_1 1.5; uninstall one",
         ),
-        ("loss_2", "fine", "Config = int", "is no loss config; subclass braidrl.configs.loss.BaseLossConfig"),
+        (
+            "loss_2",
+            "fine",
+            "Config = int",
+            "is not a loss config; subclass braidrl.configs.loss.BaseLossConfig",
+        ),
         (
             "loss_3",
             "trusting",
             LOSS_CONFIG.format(function=""),
-            "names no loss; set its class variable loss_function to `package.module:function`",
+            "does not refer to a loss; set its class variable loss_function to `package.module:function`",
         ),
     ],
 )
@@ -131,9 +136,9 @@ def test_every_loss_is_listed_and_explained(capsys: pytest.CaptureFixture[str]) 
     assert max(map(len, text.splitlines())) <= 110
     blocks = listed(text)
     assert list(blocks) == list(LOSSES) and set(blocks) == set(LOSS_FUNCTIONS)
-    for part in ("arXiv:2510.18855", "the sampler's most likely tokens", "score_centering_topk = 128"):
+    for part in ("arXiv:2510.18855", "most likely tokens of the sampler", "score_centering_topk = 128"):
         assert part in blocks["icepop"]
-    assert "needs: the trainer's log-probs before the step (old)" in blocks["gspo"]
+    assert "needs: log-probs of the trainer before the step (old)" in blocks["gspo"]
     assert "parameters: import_path (required), kwargs = {}" in blocks["custom"]
     for name, function in LOSS_FUNCTIONS.items():
         assert main(["losses", name]) == 0

@@ -103,13 +103,13 @@ class Config(BaseAlgorithmConfig):
             "other_3",
             "fine",
             "1 / 0",
-            "(ZeroDivisionError: division by zero); repair or uninstall the package",
+            "(ZeroDivisionError: division by zero); fix or uninstall the package",
         ),
         (
             "other_4",
             "fine",
             "Config = int",
-            "other_4:Config is no algorithm config; subclass braidrl.configs",
+            "other_4:Config is not an algorithm config; subclass braidrl.configs",
         ),
         (
             "other_5",
@@ -197,7 +197,7 @@ def test_one_algorithm_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
         assert main(["algorithms", name]) == 0
         text = " ".join(capsys.readouterr().out.split())
         assert " ".join((algorithm.__doc__ or "").split()) in text
-    assert "algo.roles.tool.alpha float (required) Weight of its tokens in the ce component" in text
+    assert "algo.roles.tool.alpha float (required) Weight of the role's tokens in the ce component" in text
     assert main(["algorithms", "ecko"]) == 2
     assert "did you mean 'echo'?" in capsys.readouterr().err
 

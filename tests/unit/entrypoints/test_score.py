@@ -199,9 +199,9 @@ def shipped(batches: list[TrainingBatch]) -> set[tuple[str, tuple[float, ...]]]:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--algo.type", "opd"], "algo: opd asks a served model"),
-        (["--against.type", "opsd"], "against: opsd asks a served model"),
-        (["--algo.type", "sft"], "choose grpo, max_rl, rae, hierarchical_grpo, echo"),
+        (["--algo.type", "opd"], "algo: opd calls a served model"),
+        (["--against.type", "opsd"], "against: opsd calls a served model"),
+        (["--algo.type", "sft"], "choose one of grpo, max_rl, rae, hierarchical_grpo, echo"),
         (["--algo.type", "hierarchical_grpo"], "has no agent 'solver', only 'agent'"),
         (["--algo.typ", "grpo"], "algo.typ: unknown key"),
         (["--source", "nobody"], "has no episode of source 'nobody'; it has episodes of 'sums'"),

@@ -148,10 +148,10 @@ def test_visible_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"inference": {"replicas": 0}}, "base_url does not say where one is"),
-        ({"inference": {"host": "0.0.0.0"}}, "which other machines reach"),
+        ({"inference": {"replicas": 0}}, "base_url is not set; set it"),
+        ({"inference": {"host": "0.0.0.0"}}, "reachable from other machines"),
         ({"slurm": {"nodes": 2, "trainer_nodes": 2}}, "leaves none of the 2 nodes to inference"),
-        ({"share_device": True, "launcher": "ray"}, "one device of one machine"),
+        ({"share_device": True, "launcher": "ray"}, "requires a single machine, but launcher is 'ray'"),
         ({"launcher": "lsf"}, "'local', 'ray' or 'slurm'"),
     ],
 )

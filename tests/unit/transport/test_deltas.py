@@ -160,12 +160,12 @@ def test_engines_and_adapters_that_take_no_deltas(tiny_model_dir: Path, tmp_path
     source = {"env": {"taskset": {"id": "reverse-text"}}}
     data = {"model": {"path": "m"}, "orchestrator": {"train": {"source": [source]}}}
     with pytest.raises(
-        ValidationError, match=r"weights\.delta needs the embedded engine: vLLM loads whole models"
+        ValidationError, match=r"weights\.delta needs the embedded engine, but inference\.engine is 'vllm'"
     ):
         RLConfig.model_validate(
             data | {"trainer": {"weights": {"delta": True}}, "inference": {"engine": "vllm"}}
         )
-    with pytest.raises(ValidationError, match=r"weights\.delta is for whole models"):
+    with pytest.raises(ValidationError, match=r"weights\.delta = true cannot be used with \[lora\]"):
         trainer_config(tiny_model_dir, tmp_path, lora={}, weights={"delta": True})
 
 

@@ -1,6 +1,6 @@
-"""Configs of the algorithms: the model that samples, and the rule from a finished episode to a per-token signal.
+"""Configs of the algorithms, which assign credit and loss components to the tokens of finished episodes.
 
-Imports `configs.core` and `configs.model`. A `type` with no other key is the algorithm as published.
+Imports `configs.core` and `configs.model`. A block with only a `type` is the algorithm as published.
 Start with `base.py`.
 """
 
@@ -68,4 +68,5 @@ AlgorithmConfig = Annotated[
     | EchoConfig,
     Field(discriminator="type"),
 ]
-"""Every built-in algorithm's config, told apart by `type`; `braidrl.configs.plugins` adds those of other packages."""
+"""Union of the built-in algorithm configs, discriminated by `type`. `braidrl.configs.plugins` adds those of other
+packages."""

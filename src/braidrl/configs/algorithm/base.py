@@ -1,4 +1,4 @@
-"""The base of every algorithm config: training signal, barrier and the model that samples."""
+"""Base class of all algorithm configs: loss component, barrier and sampling model."""
 
 from collections.abc import Collection
 from typing import Any, ClassVar, Literal, Self
@@ -9,79 +9,80 @@ from braidrl.configs.core.base import BaseConfig
 from braidrl.configs.model import FrozenModelConfig
 
 ActionLossType = Literal["rl", "ce", "ref_kl"]
-"""The trainer's loss components (seed 000, "Loss Components")."""
+"""Loss components of the trainer (`docs/losses.md`)."""
 
 Aggregation = Literal["token", "prompt"]
-"""How rl tokens are weighed: every token alike, or every prompt alike."""
+"""Unit of equal weight in the rl loss: the token, or the prompt (group of siblings)."""
 
 Barrier = Literal["episode", "group", "batch"]
-"""Whose episodes credit waits for: nobody else's, those of one task, or all of the environment's in one optimizer
-step."""
+"""Episodes that must end before credit is assigned: the episode itself, all episodes of its task, or all episodes of
+the source in the batch (`docs/architecture.md`, Time)."""
 AdvantageNorm = Literal["group_mean", "group_zscore", "batch_zscore", "batch_mean", "none"]
-"""What a reward is measured against: the mean of its group or batch, in units of their deviation or not; or nothing."""
+"""Normalisation of rewards to advantages: subtract the mean of the group or batch (`mean`), also divide by the standard
+deviation (`zscore`), or leave the reward unchanged (`none`)."""
 
 
 class SamplingConfig(BaseConfig):
-    """Which model generates the training rollouts."""
+    """Model that generates the training rollouts."""
 
     source: Literal["policy"] | FrozenModelConfig = "policy"
-    """`"policy"`: the live policy, or an inline frozen model."""
+    """`"policy"` for the live policy, or the block of a frozen model."""
 
     @field_validator("source", mode="before")
     @classmethod
-    def _policy_or_frozen(cls, value: Any) -> Any:
+    def _check_source(cls, value: Any) -> Any:
         if isinstance(value, str) and value != "policy":
             raise ValueError(
-                f'{value!r} is neither "policy" nor a frozen model; a frozen model is a block with `name` and '
-                "`base_url`"
+                f'{value!r} is neither "policy" nor a frozen model; set "policy", or a block with the `name` and '
+                "`base_url` of a frozen model"
             )
         return value
 
 
 class BaseAlgorithmConfig(BaseConfig):
-    """What every algorithm has."""
+    """Base class of all algorithm configs."""
 
     action_loss_type: ClassVar[ActionLossType] = "rl"
-    """The loss component that consumes sampled tokens."""
+    """Loss component of sampled tokens."""
     needs_group: ClassVar[bool] = False
-    """Whether credit is relative to siblings, so that a group of one carries no signal."""
+    """True if credit is relative to siblings, so that a group of one has no signal."""
     barrier: ClassVar[Barrier] = "group"
-    """The most that credit waits for, as the algorithm's widest hook has it: `score_episode`, `score_group`,
-    `score_batch`."""
+    """Barrier of the widest hook that the algorithm overrides: `score_episode`, `score_group` or `score_batch`."""
     needs_model: ClassVar[bool] = False
-    """Whether the algorithm asks a served model, so that recorded episodes alone cannot be scored."""
+    """True if the algorithm calls a served model, so that recorded episodes cannot be scored offline."""
     paper: ClassVar[str] = ""
-    """Where the algorithm comes from: an arXiv number, or a name."""
+    """Source of the algorithm: an arXiv number or a name."""
     algorithm_class: ClassVar[str] = ""
-    """`package.module:Class` of an algorithm that another package brings (`braidrl.configs.plugins`)."""
+    """Import path `package.module:Class` of the implementation, if another package provides it
+    (`braidrl.configs.plugins`)."""
 
     sampling: SamplingConfig = Field(default_factory=SamplingConfig)
-    """Which model generates the rollouts."""
+    """Model that generates the rollouts."""
 
     @property
     def rl_aggregation(self) -> Aggregation | None:
-        """How this algorithm weighs rl tokens; None where it has none."""
+        """Aggregation of rl tokens, or None if the algorithm has none."""
         return "token" if self.action_loss_type == "rl" else None
 
     @property
     def needs_siblings(self) -> bool:
-        """Whether these settings compare siblings: `needs_group`, unless one of them says otherwise."""
+        """True if siblings are compared under the current settings. `needs_group` by default."""
         return self.needs_group
 
     @property
     def waits_for(self) -> Barrier:
-        """What credit waits for with these settings: `barrier`, or less."""
+        """Barrier under the current settings: `barrier`, or a narrower one."""
         return self.barrier
 
     def check_agents(self, agents: Collection[str]) -> None:
-        """Raise `ValueError` where an environment with these agents does not suit the algorithm."""
+        """Raise `ValueError` if the algorithm does not support an environment with these agents."""
 
     @model_validator(mode="after")
-    def _frozen_samples_feed_ce_alone(self) -> Self:
+    def _check_sampling_source(self) -> Self:
         if self.sampling.source != "policy" and self.action_loss_type != "ce":
             raise ValueError(
-                f"sampling.source names a frozen model, but this algorithm trains the {self.action_loss_type} "
-                "component, which needs the live policy's own sampling log-probs; remove sampling.source, or use "
+                f"sampling.source is a frozen model, but this algorithm trains the {self.action_loss_type} "
+                "component, which requires log-probs sampled from the live policy; remove sampling.source, or use "
                 'type = "sft" to imitate the frozen model'
             )
         return self

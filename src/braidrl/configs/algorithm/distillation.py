@@ -1,4 +1,4 @@
-"""Algorithms that learn from another model, or from the policy shown a demonstration: OPD, OPSD and SFT."""
+"""Algorithms that learn from another model or from demonstrations: OPD, OPSD and SFT."""
 
 from typing import Any, ClassVar, Literal, Self
 
@@ -9,7 +9,7 @@ from braidrl.configs.model import FrozenModelConfig, RendererConfig
 
 
 class OPDConfig(BaseAlgorithmConfig):
-    """On-policy distillation: the policy samples, a frozen teacher scores every token."""
+    """On-policy distillation: the policy samples, and a frozen teacher scores every token."""
 
     action_loss_type: ClassVar[ActionLossType] = "ref_kl"
     barrier: ClassVar[Barrier] = "episode"
@@ -18,25 +18,25 @@ class OPDConfig(BaseAlgorithmConfig):
 
     type: Literal["opd"] = "opd"
     teacher: FrozenModelConfig
-    """The frozen model toward which the reverse KL pulls; it has the policy's tokenizer."""
+    """Frozen model towards which the reverse KL pulls the policy. Must have the policy's tokenizer."""
     max_concurrent: int = Field(32, ge=1)
-    """Most scoring requests at once."""
+    """Maximum number of concurrent scoring requests."""
     timeout: float = Field(300.0, gt=0)
-    """Deadline of one score, retries included, in seconds; also of the checks at the start."""
+    """Deadline of a scoring request in seconds, including retries. Also applies to the checks at startup."""
 
     @field_validator("teacher", mode="before")
     @classmethod
-    def _not_the_policy(cls, value: Any) -> Any:
+    def _reject_policy(cls, value: Any) -> Any:
         if isinstance(value, str):
             raise ValueError(
-                f'{value!r} is not a frozen model: the KL of "policy" to itself is zero; set teacher.name and '
-                'teacher.base_url, or use type = "opsd" to distil the policy from itself with a demonstration'
+                f"{value!r} is not a frozen model (the KL of the policy to itself is zero); set teacher.name and "
+                'teacher.base_url, or use type = "opsd" to distil from the policy shown a demonstration'
             )
         return value
 
 
 class OPSDConfig(BaseAlgorithmConfig):
-    """On-policy self-distillation: the live policy, shown a demonstration, is its own teacher."""
+    """On-policy self-distillation: the teacher is the live policy with a demonstration in its prompt."""
 
     action_loss_type: ClassVar[ActionLossType] = "ref_kl"
     barrier: ClassVar[Barrier] = "episode"
@@ -45,33 +45,35 @@ class OPSDConfig(BaseAlgorithmConfig):
 
     type: Literal["opsd"] = "opsd"
     demo_key: str = "demonstration"
-    """Where a task holds its demonstration: a key of its `info`, or a field of its own."""
+    """Key of the task's `info`, or field of the task, that contains the demonstration."""
     template: str = (
         "Here is a demonstration of a correct answer:\n\n{demonstration}\n\nAnswer in your own words."
     )
-    """The system message that shows it to the teacher; `{demonstration}` is replaced."""
+    """System message that shows the demonstration to the teacher. Must contain `{demonstration}`."""
     renderer: RendererConfig = Field(default_factory=RendererConfig)
-    """How that message becomes tokens of the policy's tokenizer; set it where the policy's is not `auto`."""
+    """Renderer of that message. Set it to the policy's renderer if that is not `auto`."""
     max_concurrent: int = Field(32, ge=1)
-    """Most scoring requests at once."""
+    """Maximum number of concurrent scoring requests."""
     timeout: float = Field(300.0, gt=0)
-    """Deadline of one score, retries included, in seconds."""
+    """Deadline of a scoring request in seconds, including retries."""
 
     @field_validator("template")
     @classmethod
-    def _shows_the_demonstration(cls, value: str) -> str:
+    def _check_placeholder(cls, value: str) -> str:
         if "{demonstration}" not in value:
-            raise ValueError("the template has no {demonstration}, so the teacher would see none; add it")
+            raise ValueError(
+                "the template has no {demonstration}, so the teacher would not see the answer; add it"
+            )
         return value
 
     @field_validator("renderer", mode="before", json_schema_input_type=RendererConfig | str)
     @classmethod
-    def _family(cls, value: Any) -> Any:
+    def _expand_name(cls, value: Any) -> Any:
         return {"name": value} if isinstance(value, str) else value
 
 
 class SFTDistillConfig(BaseAlgorithmConfig):
-    """Hard distillation: a frozen model samples, the policy imitates its tokens."""
+    """Hard distillation: a frozen model samples, and the policy imitates its tokens."""
 
     action_loss_type: ClassVar[ActionLossType] = "ce"
     barrier: ClassVar[Barrier] = "episode"
@@ -81,10 +83,10 @@ class SFTDistillConfig(BaseAlgorithmConfig):
     type: Literal["sft"] = "sft"
 
     @model_validator(mode="after")
-    def _has_a_teacher(self) -> Self:
+    def _check_teacher(self) -> Self:
         if self.sampling.source == "policy":
             raise ValueError(
-                "sft imitates a frozen model, and the policy's own tokens are no target: set "
-                "sampling.source.name and sampling.source.base_url"
+                "sft imitates a frozen model, but sampling.source is the policy itself; set sampling.source.name and "
+                "sampling.source.base_url"
             )
         return self

@@ -1,4 +1,4 @@
-"""ECHO: GRPO, and cross-entropy on messages of the environment."""
+"""ECHO: GRPO plus cross-entropy on messages of the environment."""
 
 from typing import Any, ClassVar, Literal
 
@@ -9,42 +9,43 @@ from braidrl.configs.core.base import BaseConfig
 
 
 class EchoRoleConfig(BaseConfig):
-    """One role whose messages are predicted."""
+    """A message role to predict."""
 
     alpha: float = Field(gt=0)
-    """Weight of its tokens in the ce component (ECHO's lambda)."""
+    """Weight of the role's tokens in the ce component (ECHO's lambda)."""
 
 
 class EchoRolesConfig(BaseConfig):
-    """Which messages of the environment are predicted, each role at its own weight."""
+    """Roles of the environment's messages to predict, each with its own weight."""
 
     tool: EchoRoleConfig | None = None
-    """Tool responses."""
+    """Weight of tool responses."""
     user: EchoRoleConfig | None = None
-    """User turns after the first answer."""
+    """Weight of user messages after the first answer."""
     system: EchoRoleConfig | None = None
-    """System messages after the first answer."""
+    """Weight of system messages after the first answer."""
     assistant: EchoRoleConfig | None = None
-    """Assistant messages that the policy did not sample."""
+    """Weight of assistant messages that the policy did not sample."""
 
     @property
     def alphas(self) -> dict[str, float]:
-        """Weight by role."""
+        """Weights by role."""
         roles = {name: getattr(self, name) for name in type(self).model_fields}
         return {name: role.alpha for name, role in roles.items() if role is not None}
 
 
 class EchoFilterConfig(BaseConfig):
-    """A function of the user's that narrows the selection, token by token."""
+    """User function that selects among the predicted tokens."""
 
     import_path: str
-    """`my_module.function`: called with the trace, returns one keep-mask per trainable branch, in order."""
+    """Import path `my_module.function`. Called with a trace, it returns a mask of the tokens to keep for each trainable
+    branch, in order."""
     kwargs: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of every call."""
+    """Keyword arguments of the function."""
 
 
 class EchoConfig(GroupRelativeConfig):
-    """ECHO: GRPO on sampled tokens, and cross-entropy on what the environment answers."""
+    """ECHO: GRPO on sampled tokens, plus cross-entropy on the environment's answers."""
 
     paper: ClassVar[str] = "ECHO"
 
@@ -52,13 +53,15 @@ class EchoConfig(GroupRelativeConfig):
     roles: EchoRolesConfig = Field(
         default_factory=lambda: EchoRolesConfig(tool=EchoRoleConfig(alpha=0.1)),
     )
-    """Predicted roles; setting any replaces the whole table, which is `tool` at 0.1."""
+    """Roles to predict. By default only `tool`, with weight 0.1. Setting any role replaces the whole table."""
     filter: EchoFilterConfig | None = None
-    """Narrows the selection."""
+    """Filter of the predicted tokens. None: all tokens of the roles."""
 
     @field_validator("roles")
     @classmethod
-    def _predicts_something(cls, value: EchoRolesConfig) -> EchoRolesConfig:
+    def _check_roles(cls, value: EchoRolesConfig) -> EchoRolesConfig:
         if not value.alphas:
-            raise ValueError('no role is predicted; set roles.tool.alpha, or use type = "grpo"')
+            raise ValueError(
+                'no role has a weight, so no message would be predicted; set roles.tool.alpha, or use type = "grpo"'
+            )
         return value

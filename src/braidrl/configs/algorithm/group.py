@@ -1,4 +1,4 @@
-"""Algorithms that compare rewards: GRPO and its relatives, MaxRL and RAE, and their length penalties."""
+"""Algorithms that compare rewards: the GRPO family, MaxRL and RAE, and length penalties."""
 
 from collections.abc import Collection
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -10,52 +10,53 @@ from braidrl.configs.core.base import BaseConfig
 
 
 class LinearPenaltyConfig(BaseConfig):
-    """A penalty on long rollouts, scaled by the group's mean reward."""
+    """Penalty on long rollouts, scaled by the mean reward of the group."""
 
     type: Literal["linear"] = "linear"
     num_output_tokens_weight: float = Field(0.25, ge=0)
     """Penalty of the rollout with the most sampled tokens."""
     num_input_tokens_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most context tokens that it did not sample."""
+    """Penalty of the rollout with the most unsampled context tokens."""
     num_turns_weight: float = Field(0.1, ge=0)
     """Penalty of the rollout with the most turns."""
 
 
 class LinearSubagentPenaltyConfig(BaseConfig):
-    """The linear penalty with the tokens of subagents at a weight of their own."""
+    """Linear penalty with a separate weight for tokens of subagents."""
 
     type: Literal["linear-subagent"] = "linear-subagent"
     num_output_tokens_weight: float = Field(0.25, ge=0)
     """Penalty of the rollout with the most sampled tokens."""
     num_input_tokens_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most context tokens that it did not sample."""
+    """Penalty of the rollout with the most unsampled context tokens."""
     num_turns_weight: float = Field(0.1, ge=0)
-    """Penalty of the rollout with the most turns; subagents' turns count like all others."""
+    """Penalty of the rollout with the most turns, including those of subagents."""
     subagent_token_weight: float = Field(0.0, ge=0)
-    """How much a token of a subagent counts: 0 not at all, 1 like any other."""
+    """Weight of a token of a subagent. 0: not counted. 1: counted like any other."""
 
 
 LengthPenaltyConfig = Annotated[
     LinearPenaltyConfig | LinearSubagentPenaltyConfig, Field(discriminator="type")
 ]
-"""Every length penalty's config, told apart by `type`; a block without one is linear."""
+"""Union of the length penalty configs, discriminated by `type`. A block without `type` is linear."""
 
 
 class GroupRelativeConfig(BaseAlgorithmConfig):
-    """What the GRPO family has in common: rewards measured against those of the group, or of the batch."""
+    """Base class of the GRPO family: rewards relative to those of the group or batch."""
 
     needs_group: ClassVar[bool] = True
     barrier: ClassVar[Barrier] = "batch"
 
     advantage_norm: AdvantageNorm = "group_mean"
-    """What is taken off a reward, and whether it is divided by a standard deviation: of its group, or of the
-    environment's traces in the optimizer step; `none` leaves the reward as it is."""
+    """Normalisation of rewards: subtract the mean (`mean`), also divide by the standard deviation (`zscore`), over the
+    group or over the source's traces in the batch. `none`: the advantage is the reward."""
     length_penalty: LengthPenaltyConfig | None = None
-    """Shaping of the rewards before the baseline; an empty block is linear."""
+    """Length penalty to subtract from rewards before the baseline. An empty block is `linear`. None: off."""
     length_weighted_baseline: bool = False
-    """Weigh the baseline of `group_mean` by trainable tokens, so that a group's advantages sum to zero over them."""
+    """Weight the mean of `group_mean` by trainable tokens, so that advantages sum to zero over the tokens of a
+    group."""
     loss_aggregation: Aggregation = "token"
-    """`token`: every rl token weighs the same. `prompt`: every group weighs the same, however long it is."""
+    """Unit of equal weight in the rl loss. `token`: every rl token. `prompt`: every group, regardless of its length."""
 
     @field_validator("length_penalty", mode="before")
     @classmethod
@@ -63,11 +64,11 @@ class GroupRelativeConfig(BaseAlgorithmConfig):
         return {"type": "linear", **value} if isinstance(value, dict) else value
 
     @model_validator(mode="after")
-    def _one_baseline(self) -> Self:
+    def _check_baseline(self) -> Self:
         if self.length_weighted_baseline and self.advantage_norm != "group_mean":
             raise ValueError(
-                f'length_weighted_baseline is a baseline of the group, and advantage_norm = "{self.advantage_norm}" '
-                'has another: remove length_weighted_baseline, or set advantage_norm = "group_mean"'
+                f'length_weighted_baseline = true requires advantage_norm = "group_mean" (got '
+                f'"{self.advantage_norm}"); remove length_weighted_baseline, or set advantage_norm = "group_mean"'
             )
         return self
 
@@ -85,7 +86,7 @@ class GroupRelativeConfig(BaseAlgorithmConfig):
 
 
 class GRPOConfig(GroupRelativeConfig):
-    """Group-relative policy optimisation: reward minus the mean reward of the group, or another of its kin."""
+    """Group Relative Policy Optimization: reward minus the mean reward of the group, or another normalisation."""
 
     paper: ClassVar[str] = "arXiv:2402.03300"
 
@@ -93,7 +94,7 @@ class GRPOConfig(GroupRelativeConfig):
 
 
 class MaxRLConfig(BaseAlgorithmConfig):
-    """Maximum-likelihood RL: reward minus the group's mean, divided by that mean."""
+    """Maximum-likelihood RL: reward minus the mean of the group, divided by that mean."""
 
     needs_group: ClassVar[bool] = True
     paper: ClassVar[str] = "arXiv:2602.02710"
@@ -109,17 +110,17 @@ class RAEConfig(BaseAlgorithmConfig):
 
     type: Literal["rae"] = "rae"
     decay: float = Field(0.95, ge=0, lt=1)
-    """Share of the old baseline that stays at each trace (SPIRAL's alpha)."""
+    """Weight of the old running mean when a trace updates it (alpha in SPIRAL)."""
 
 
 class HierarchicalGRPOConfig(BaseAlgorithmConfig):
-    """GRPO for proposer-solver environments: solvers within a proposed problem, proposers across them."""
+    """GRPO for proposer-solver environments: compares the solvers of one problem, and proposers across problems."""
 
     paper: ClassVar[str] = "GRPO"
 
     type: Literal["hierarchical_grpo"] = "hierarchical_grpo"
     episode_agents: list[str] = Field(default=["solver"], min_length=1)
-    """Agents that are compared within one episode; all others are compared across the group."""
+    """Names of agents to compare within an episode. Other agents are compared across the group."""
 
     def check_agents(self, agents: Collection[str]) -> None:
         if missing := [name for name in self.episode_agents if name not in agents]:

@@ -1,4 +1,4 @@
-"""Earlier spellings of keys: translated, with a warning that shows what to write now."""
+"""Translation of earlier spellings of keys, with a warning that shows the current spelling."""
 
 import logging
 from collections.abc import Iterator
@@ -10,8 +10,11 @@ logger = logging.getLogger(__name__)
 
 
 def translate(orchestrator: dict[str, Any]) -> dict[str, Any]:
-    """An `[orchestrator]` block with `[orchestrator.algo]` and `[[orchestrator.train.env]] id = ...` spelled as
-    `[orchestrator.train.algo]` and `[[orchestrator.train.source]] env.taskset.id = ...`."""
+    """Return an `[orchestrator]` block in the current spelling, and log a warning if that changed it.
+
+    `[orchestrator.algo]` becomes `[orchestrator.train.algo]`, and `[[orchestrator.train.env]] id = ...` becomes
+    `[[orchestrator.train.source]] env.taskset.id = ...`.
+    """
     train = orchestrator.get("train", {})
     if not isinstance(train, dict) or not ("algo" in orchestrator or "env" in train):
         return orchestrator
@@ -20,7 +23,9 @@ def translate(orchestrator: dict[str, Any]) -> dict[str, Any]:
     old, new = [], []
     if "algo" in orchestrator:
         if "algo" in train:
-            raise ValueError("algo stands here and under train; keep train.algo, the current spelling")
+            raise ValueError(
+                "both algo and train.algo are set; remove algo, which is an older spelling, and keep train.algo"
+            )
         train["algo"] = orchestrator["algo"]
         old.append("[orchestrator.algo]")
         new.append(_block("[orchestrator.train.algo]", train["algo"]))
@@ -31,12 +36,12 @@ def translate(orchestrator: dict[str, Any]) -> dict[str, Any]:
         new += [_block("[[orchestrator.train.source]]", source) for source in sources]
     if old:
         blocks = "\n\n".join(new)
-        logger.warning("%s: an older spelling; write this instead:\n\n%s\n", " and ".join(old), blocks)
+        logger.warning("%s: older spelling; replace it by:\n\n%s\n", " and ".join(old), blocks)
     return {**rest, "train": train}
 
 
 def _source(env: Any) -> Any:
-    """`id = "x"` names the taskset, and the source after it."""
+    """Return a source in the current spelling. `id` is the taskset, and the default name of the source."""
     if not isinstance(env, dict) or "id" not in env:
         return env
     rest = {key: value for key, value in env.items() if key not in ("id", "name")}
@@ -44,7 +49,7 @@ def _source(env: Any) -> Any:
 
 
 def _block(header: str, block: Any) -> str:
-    """A block of a TOML file, its nested keys dotted."""
+    """Return a block as TOML with dotted keys for nested blocks."""
     return "\n".join([header, *(_lines(block) if isinstance(block, dict) else [])])
 
 

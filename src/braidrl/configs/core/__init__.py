@@ -1,5 +1,5 @@
-"""Basis of all configs: the strict base class, loading, errors, inheritance, reference and JSON schema.
+"""Foundation of all configs: the strict base class, loading, errors, inheritance, reference and JSON schema.
 
-Imports nothing of Braid.
+Imports no other package of Braid.
 Start with `base.py` and `load.py`.
 """

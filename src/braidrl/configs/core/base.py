@@ -1,4 +1,4 @@
-"""The strict base of every config: an unknown key is an error, and infinities are not numbers."""
+"""Strict base class of all configs: unknown keys, infinities and NaN are errors."""
 
 from typing import Any
 
@@ -6,12 +6,12 @@ from pydantic import ConfigDict
 from pydantic_config import BaseConfig as _BaseConfig
 
 EnvBlock = dict[str, Any]
-"""A verifiers environment block. Braid checks it against the environment's own config class when it loads verifiers
-(`braidrl.configs.environment`), after everything that Braid owns has been checked."""
+"""A verifiers environment block. It is validated by the environment's own config class after all of Braid's keys,
+because that requires importing verifiers (`braidrl.configs.environment`)."""
 
 
 class BaseConfig(_BaseConfig):
-    """One block of a run's configuration. Field documentation stands under each field."""
+    """Base class of all config blocks. The docstring of a field is its description in `--help` and the docs."""
 
     model_config = ConfigDict(
         extra="forbid", allow_inf_nan=False, validate_default=True, use_attribute_docstrings=True

@@ -1,18 +1,18 @@
-"""Configuration errors: one clear message each, with the key's path and the way out."""
+"""Configuration errors, each with the path of the key and a remedy."""
 
 from dataclasses import dataclass
 
 
 @dataclass
 class ConfigError(ValueError):
-    """What is wrong with a configuration. The command line prints it and exits with code 2."""
+    """An invalid configuration. The command line prints the error and exits with code 2."""
 
     path: str
-    """Dotted path of the key (`trainer.optim.lr`), or what else is concerned (a file)."""
+    """Dotted path of the key (`trainer.optim.lr`), or the name of the file."""
     message: str
-    """What was seen, what is required, and the remedy."""
+    """Value seen, requirement and remedy."""
     suggestion: str | None = None
-    """Nearest valid key, for an unknown one."""
+    """Closest valid key, if the key is unknown."""
     origin: str | None = None
     """File that sets the key, or `command line`."""
 
@@ -23,7 +23,7 @@ class ConfigError(ValueError):
 
 
 class ConfigErrors(ValueError):
-    """Several configuration errors that were found together."""
+    """Several configuration errors found in one validation."""
 
     def __init__(self, errors: list[ConfigError]) -> None:
         super().__init__("\n".join(map(str, errors)))

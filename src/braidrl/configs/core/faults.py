@@ -1,4 +1,4 @@
-"""From pydantic's validation errors to one clear line each: the key as the user writes it, and the way out."""
+"""Conversion of pydantic's validation errors to one-line `ConfigError`s with the key as the user writes it."""
 
 import tomllib
 import types
@@ -16,24 +16,28 @@ Location = tuple[str | int, ...]
 
 
 def explain(cls: type[BaseModel], error: ValidationError, args: list[str]) -> Iterator[ConfigError]:
-    """One error a key. What processes share, and what sources inherit, fails once and not once for each."""
+    """Yield one error per key.
+
+    Shared root keys and inherited source keys are copied into every process or source before validation, so an invalid
+    one fails once per copy. Only the error of the original key is reported.
+    """
     details = [
         detail
         for detail in error.errors(include_url=False)
         if not (
             detail["type"] == "literal_error" and isinstance(detail["input"], dict)
-        )  # a union's other member
+        )  # the member of a union of a string and a block that the user did not choose
     ]
-    places = {detail["loc"] for detail in details}
+    failed = {detail["loc"] for detail in details}
     for detail in details:
         location = detail["loc"]
-        if len(location) > 1 and (location[1:] in places or _group_key(location) in places):
+        if len(location) > 1 and (location[1:] in failed or _group_key(location) in failed):
             continue
         yield _explain_one(cls, detail, args)
 
 
 def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
-    """The config classes of an annotation, through unions, lists and dicts."""
+    """Yield the config classes in an annotation, including those inside unions, lists and dicts."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation
     for argument in get_args(annotation):
@@ -41,13 +45,13 @@ def models_in(annotation: Any) -> Iterator[type[BaseModel]]:
 
 
 def tag_of(model: type[BaseModel]) -> str | None:
-    """The `type` that tells a config class apart in a union."""
+    """Return the `type` that selects a config class in a union, or None if it has none."""
     field = model.model_fields.get("type")
     return field.default if field is not None else None
 
 
 def _group_key(location: Location) -> Location | None:
-    """Where a source's key stands in the group that it inherits from."""
+    """Return the location in the enclosing group from which a key of a source is inherited, or None."""
     if "source" not in location:
         return None
     at = location.index("source")
@@ -68,7 +72,7 @@ def _explain_one(cls: type[BaseModel], detail: Any, args: list[str]) -> ConfigEr
     if detail["type"] == "union_tag_invalid":
         tag, known = detail["ctx"]["tag"], detail["ctx"]["expected_tags"].replace("'", "").split(", ")
         nearest = get_close_matches(tag, known, n=1, cutoff=0.5)
-        message = f"unknown type {tag!r}; one of {', '.join(known)}"
+        message = f"unknown type {tag!r}; must be one of {', '.join(known)}"
         where = (*location, "type")
         return ConfigError(_dotted(where), message, nearest[0] if nearest else None, _origin(where, args))
     message = detail["msg"].removeprefix("Value error, ")
@@ -82,12 +86,14 @@ def _explain_one(cls: type[BaseModel], detail: Any, args: list[str]) -> ConfigEr
     return ConfigError(path, message, origin=origin)
 
 
-def _locate(cls: type[BaseModel], place: Location) -> tuple[Location, type[BaseModel] | None]:
-    """(keys as the user writes them, config class that owns the last one): pydantic's location also names the
-    members of unions."""
+def _locate(cls: type[BaseModel], location: Location) -> tuple[Location, type[BaseModel] | None]:
+    """Return (keys as the user writes them, config class that owns the last key).
+
+    Pydantic's location also contains the names of union members, which are not keys.
+    """
     keys: list[str | int] = []
     owner, annotation = None, _plain(cls)
-    for part in place:
+    for part in location:
         if _is_union(annotation):
             members = list(_members(annotation))
             chosen = [member for member in members if part in _names(member)]
@@ -110,7 +116,7 @@ def _plain(annotation: Any) -> Any:
 
 
 def _members(annotation: Any) -> Iterator[Any]:
-    """What a union may be besides None, nested unions included."""
+    """Yield the members of a union except None, flattening nested unions."""
     if not _is_union(annotation):
         yield annotation
         return
@@ -124,7 +130,7 @@ def _is_union(annotation: Any) -> bool:
 
 
 def _names(member: Any) -> tuple[Any, ...]:
-    """How pydantic names a member of a union in a location."""
+    """Return the names that pydantic may use for a union member in a location."""
     if isinstance(member, type) and issubclass(member, BaseModel):
         return (tag_of(member), member.__name__)
     return ()
@@ -138,7 +144,7 @@ def _dotted(location: Location) -> str:
 
 
 def _origin(location: Location, args: list[str]) -> str | None:
-    """Where a key was set: the last place that wins."""
+    """Return the source that set a key: the command line, else the last file that contains it."""
     flag = _dotted(location).replace("_", "-")
     if any(arg.startswith("--") and arg[2:].split("=")[0].replace("_", "-") == flag for arg in args):
         return "command line"
@@ -150,7 +156,7 @@ def _origin(location: Location, args: list[str]) -> str | None:
 
 
 def _read(file: Path) -> Any:
-    """YAML has JSON in it."""
+    """Parse a config file. JSON is read as YAML, which includes it."""
     return tomllib.loads(file.read_text()) if file.suffix == ".toml" else yaml.safe_load(file.read_text())
 
 

@@ -1,23 +1,23 @@
-"""How a source inherits from its group: key by key, except where a block is something else."""
+"""Inheritance of a source's keys from its group: key by key, unless the source selects a different type of block."""
 
 from collections.abc import Collection
 from typing import Any
 
 IDENTITY = ("type", "import_path")
-"""Keys that say what a block is. A block that names another one replaces the inherited block whole."""
+"""Keys that identify a block. A block that sets a different value replaces the inherited block entirely."""
 
 DEFAULT_TYPES = {"algo": "grpo", "length_penalty": "linear", "sampler": "standard"}
-"""What a block is that names no `type`."""
+"""Types of blocks that do not set `type`."""
 
-WHOLE = ("roles",)
-"""Tables that are never merged: setting one entry replaces all of them."""
+NEVER_MERGED = ("roles",)
+"""Tables that are never merged: setting one entry replaces the whole table."""
 
 OFF = "None"
-"""How a file spells that a key has no value."""
+"""Spelling of a null value in a file, because TOML has none."""
 
 
 def inherit_sources(group: Any, keys: Collection[str]) -> Any:
-    """A group's block with each of its `source` laid over those of its `keys` that are set."""
+    """Return a group's block in which each entry of `source` has inherited those of `keys` that the group sets."""
     if not isinstance(group, dict) or not isinstance(group.get("source"), list):
         return group
     defaults = {key: group[key] for key in keys if key in group}
@@ -28,42 +28,45 @@ def inherit_sources(group: Any, keys: Collection[str]) -> Any:
 
 
 def dump_sources(group: dict[str, Any], keys: Collection[str]) -> dict[str, Any]:
-    """A dumped group that loads back: a key that a source switched off is written out, or it would be inherited."""
+    """Return a dumped group that loads as the same config.
+
+    Keys that a source has set to null are written explicitly, since it would otherwise inherit them again.
+    """
     defaults = {key: group[key] for key in keys if key in group}
     sources = [
-        {**source, **spell_out(defaults, {key: source.get(key) for key in defaults})}
+        {**source, **mark_unset(defaults, {key: source.get(key) for key in defaults})}
         for source in group.get("source", [])
     ]
     return {**group, "source": sources}
 
 
 def inherit(defaults: dict[str, Any], override: dict[str, Any]) -> dict[str, Any]:
-    """`override` laid over `defaults`, block by block.
+    """Return `defaults` updated with `override`, block by block.
 
-    A block that names no `type` keeps the inherited one with the keys that it sets changed; one that names
-    another `type` takes nothing over.
+    A block of the same type (or without `type`) changes only the keys that it sets. A block of a different type
+    replaces the inherited block.
     """
     merged = dict(defaults)
     for key, value in override.items():
         base: Any = merged.get(key)
-        merged[key] = inherit(base, value) if _same(key, base, value) else value
+        merged[key] = inherit(base, value) if _mergeable(key, base, value) else value
     return merged
 
 
-def spell_out(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """`own` with its missing keys written as `"None"` where `inherit(defaults, own)` would fill them in."""
-    spelled = dict(own)
+def mark_unset(defaults: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Return `own` with `"None"` for each missing key that `inherit(defaults, own)` would fill in."""
+    marked = dict(own)
     for key, base in defaults.items():
         if own.get(key) is None and base is not None:
-            spelled[key] = OFF
-        elif _same(key, base, own[key]):
-            spelled[key] = spell_out(base, own[key])
-    return spelled
+            marked[key] = OFF
+        elif _mergeable(key, base, own[key]):
+            marked[key] = mark_unset(base, own[key])
+    return marked
 
 
-def _same(key: str, base: Any, value: Any) -> bool:
-    """Whether both are blocks of one kind, to be merged."""
-    if key in WHOLE or not (isinstance(base, dict) and isinstance(value, dict)):
+def _mergeable(key: str, base: Any, value: Any) -> bool:
+    """Return True if both values are blocks of the same type."""
+    if key in NEVER_MERGED or not (isinstance(base, dict) and isinstance(value, dict)):
         return False
     default = {"type": DEFAULT_TYPES.get(key)}
     base = default | base

@@ -1,4 +1,4 @@
-"""From the command line to a typed config: `@ FILE` ..., then dotted flags, later ones win."""
+"""Loading of a config from the command line: `@ FILE` ..., then dotted flags. Later values override earlier ones."""
 
 import operator
 from collections.abc import Collection
@@ -19,7 +19,10 @@ ConfigT = TypeVar("ConfigT", bound=BaseModel)
 def load_config(
     cls: type[ConfigT], args: list[str], prog: str = "braid", hidden: frozenset[str] = frozenset()
 ) -> ConfigT:
-    """Read config files and flags into `cls`. Raises `ConfigErrors`; `--help` prints the keys but `hidden` ones."""
+    """Read config files and flags into `cls`. `--help` prints all keys except `hidden` ones and exits.
+
+    Raises `ConfigErrors` if the configuration is invalid.
+    """
     if "--help" in args or "-h" in args:
         print(help_text(cls, prog, hidden))
         raise SystemExit(0)
@@ -32,7 +35,7 @@ def load_config(
 
 
 def to_toml(config: BaseModel, without: Collection[str] = ()) -> str:
-    """The resolved config as TOML; keys that are None are left out, and those whose dotted paths are `without`."""
+    """Return the resolved config as TOML, without keys that are None and the dotted paths in `without`."""
     data = config.model_dump(mode="json", exclude_none=True)
     for path in without:
         *blocks, key = path.split(".")

@@ -1,4 +1,4 @@
-"""Every key of a config with its type, default and meaning: what `--help` prints."""
+"""Reference of all keys of a config with types, defaults and descriptions, as printed by `--help`."""
 
 import textwrap
 import types
@@ -20,15 +20,15 @@ class Key:
     """One settable key."""
 
     path: str
-    """Dotted, as on the command line; `[]` stands for an element of a list."""
+    """Dotted path as on the command line. `[]` denotes an element of a list."""
     type: str
     default: str | None
-    """None: the key is required."""
+    """Default as text, or None if the key is required."""
     description: str
 
 
 def keys_of(cls: type[BaseModel], prefix: str = "", hidden: frozenset[str] = frozenset()) -> Iterator[Key]:
-    """The keys of a config class, depth first, in the order of their fields, without those that are `hidden`."""
+    """Yield the keys of a config class depth first, in field order, except `hidden` ones."""
     for name, field in cls.model_fields.items():
         path: str = f"{prefix}{name}"
         annotation: Any = field.annotation
@@ -46,7 +46,7 @@ def keys_of(cls: type[BaseModel], prefix: str = "", hidden: frozenset[str] = fro
 
 
 def _value_or_block(path: str, annotation: Any, field: FieldInfo, hidden: frozenset[str]) -> Iterator[Key]:
-    """A plain key; or a block that may be absent or a plain value instead."""
+    """Yield a plain key, or the keys of a block that may be None or a plain value instead."""
     members = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
     blocks = [member for member in members if _is_model(member)]
     if not blocks or set(members) - {*blocks, type(None)}:
@@ -58,7 +58,7 @@ def _value_or_block(path: str, annotation: Any, field: FieldInfo, hidden: frozen
 def _tagged_keys(
     models: list[type[BaseModel]], path: str, field: FieldInfo, hidden: frozenset[str]
 ) -> Iterator[Key]:
-    """The keys of a block whose `type` chooses its class, each once, with the types that have it."""
+    """Yield the keys of a block whose `type` selects its class, each once, with the types that have it."""
     tags = [str(tag_of(model)) for model in models]
     chosen = field.get_default(call_default_factory=True, validated_data={})
     default = getattr(chosen, "type", "none")
@@ -75,7 +75,7 @@ def _tagged_keys(
 
 
 def help_text(cls: type[BaseModel], prog: str, hidden: frozenset[str] = frozenset()) -> str:
-    """The text of `PROG --help`."""
+    """Return the text of `PROG --help`."""
     lines = [f"usage: {prog} @ FILE [@ FILE ...] [--dotted.key VALUE ...]", ""]
     lines += textwrap.wrap(" ".join((cls.__doc__ or "").split()), WIDTH)
     lines += ["", "keys (in a file, or as flags):", ""]
@@ -85,7 +85,7 @@ def help_text(cls: type[BaseModel], prog: str, hidden: frozenset[str] = frozense
 
 
 def key_lines(key: Key, dashes: str = "") -> list[str]:
-    """A key with its type and default, and below it what it means."""
+    """Return the lines of a key: its type and default, then its wrapped description."""
     default = "(required)" if key.default is None else f"= {key.default}"
     indent = " " * INDENT
     return [
@@ -99,7 +99,7 @@ def _is_model(annotation: Any) -> bool:
 
 
 def type_name(annotation: Any) -> str:
-    """How a type is written: `int`, `str|none`, `{one,of,these}`."""
+    """Return a type as text: `int`, `str|none`, `{one,of,these}`."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         return "{" + ",".join(map(str, arguments)) + "}"
@@ -111,12 +111,12 @@ def type_name(annotation: Any) -> str:
 
 
 def described(field: FieldInfo) -> str:
-    """What a key means, in one line."""
+    """Return the description of a key on a single line."""
     return " ".join((field.description or "").split())
 
 
 def default_of(field: FieldInfo) -> str | None:
-    """A key's default as text; None: the key is required."""
+    """Return the default of a key as text, or None if the key is required."""
     if field.is_required():
         return None
     default = field.get_default(call_default_factory=True, validated_data={})

@@ -1,5 +1,5 @@
 """Configs of the built-in task samplers and admission gates.
 
 Imports `configs.core`.
-Start with `samplers.py`. `CurriculumConfig`, which holds them, is in `configs/orchestrator.py`.
+Start with `samplers.py`. `CurriculumConfig`, which combines them, is in `configs/orchestrator.py`.
 """

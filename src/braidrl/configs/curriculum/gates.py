@@ -1,4 +1,4 @@
-"""Admission gates: which finished groups may train."""
+"""Configs of admission gates, which select the finished groups that may train."""
 
 from typing import Annotated, ClassVar, Literal, Self
 
@@ -8,15 +8,15 @@ from braidrl.configs.core.base import BaseConfig
 
 
 class RewardRange(BaseConfig):
-    """Which mean rewards of a group count as neither hopeless nor solved; the bounds are excluded."""
+    """Open interval of mean rewards at which a group counts as partially solved."""
 
     above: float | None = 0.0
-    """The mean must be greater than this ...; None: no bound."""
+    """Exclusive lower bound of the mean reward. None: no bound."""
     below: float | None = 1.0
-    """... and less than this; None: no bound."""
+    """Exclusive upper bound of the mean reward. None: no bound."""
 
     @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
+    def _check_interval(self) -> Self:
         if self.above is not None and self.below is not None and self.above >= self.below:
             raise ValueError(
                 f"no reward is above {self.above:g} and below {self.below:g}; raise below or lower above"
@@ -25,25 +25,26 @@ class RewardRange(BaseConfig):
 
 
 class BaseGateConfig(BaseConfig):
-    """What every admission gate has."""
+    """Base class of all admission gate configs."""
 
     paper: ClassVar[str] = ""
-    """Where it comes from: an arXiv number, or a name."""
+    """Source of the gate: an arXiv number or a name."""
     gate_class: ClassVar[str] = ""
-    """`package.module:Class` of a gate that another package brings (`braidrl.configs.plugins`)."""
+    """Import path `package.module:Class` of the implementation, if another package provides it
+    (`braidrl.configs.plugins`)."""
 
 
 class AdvRangeGateConfig(BaseGateConfig):
-    """Rejects a group when the advantage of every sampled token lies within a range, ends included."""
+    """Reject a group if the advantage of every sampled token is within a closed interval."""
 
     type: Literal["advantage_range"] = "advantage_range"
     reject_min: float = 0.0
-    """Lower end of the range ..."""
+    """Inclusive lower bound of the interval."""
     reject_max: float = 0.0
-    """... and its upper end."""
+    """Inclusive upper bound of the interval."""
 
     @model_validator(mode="after")
-    def _is_a_range(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.reject_min > self.reject_max:
             raise ValueError(
                 f"reject_min ({self.reject_min:g}) is above reject_max ({self.reject_max:g}), so no group would be "
@@ -53,7 +54,7 @@ class AdvRangeGateConfig(BaseGateConfig):
 
 
 class OnlineDifficultyGateConfig(RewardRange, BaseGateConfig):
-    """Admits a group when its mean reward lies between two bounds, which are excluded."""
+    """Admit a group if its mean reward is strictly between two bounds."""
 
     paper: ClassVar[str] = "dynamic sampling (arXiv:2503.14476)"
 
@@ -61,4 +62,5 @@ class OnlineDifficultyGateConfig(RewardRange, BaseGateConfig):
 
 
 GateConfig = Annotated[AdvRangeGateConfig | OnlineDifficultyGateConfig, Field(discriminator="type")]
-"""Every built-in gate's config, told apart by `type`; `braidrl.configs.plugins` adds those of other packages."""
+"""Union of the built-in gate configs, discriminated by `type`. `braidrl.configs.plugins` adds those of other
+packages."""

@@ -1,4 +1,4 @@
-"""Training an adapter instead of the whole model."""
+"""Training of a LoRA adapter instead of the whole model."""
 
 from pathlib import Path
 from typing import Self
@@ -9,35 +9,37 @@ from braidrl.configs.core.base import BaseConfig
 
 
 class LoRAConfig(BaseConfig):
-    """`[trainer.lora]`: freeze the model and train a low-rank adapter of its linear layers, W + alpha / rank * B A."""
+    """LoRA: freeze the model and train a low-rank adapter of its linear layers, W + alpha / rank * B A."""
 
     rank: int = Field(16, ge=1, le=512)
-    """Rows of A and columns of B; with `path`, that adapter's."""
+    """Rank of the adapter. With `path`, it must equal the rank of that adapter."""
     alpha: float | None = Field(None, gt=0)
-    """Scale of the adapter, times the rank; None: twice the rank, or that of `path`."""
+    """Numerator of the scale alpha / rank. None: twice the rank, or the value of the adapter in `path`."""
     target_modules: list[str] | None = Field(None, min_length=1)
-    """Names of linear layers, `q_proj` or `layers.0.mlp.up_proj`; None: all but the output layer, or as in `path`."""
+    """Names of the linear layers to adapt, such as `q_proj` or `layers.0.mlp.up_proj`. None: all except the output
+    layer, or those of the adapter in `path`."""
     path: Path | None = None
-    """Folder of a peft adapter to start from (`weights/step_N` of an earlier run); None: a fresh one, which changes
-    nothing until it has learnt."""
+    """Folder of a peft adapter to start from (`weights/step_N` of an earlier run). None: a new adapter, which
+    initially leaves the model unchanged."""
     dropout: float = 0.0
-    """Only 0: trainer and engine must compute the same log-probs."""
+    """Must be 0, because trainer and inference engine must compute the same log-probs."""
 
     @field_validator("dropout")
     @classmethod
-    def _is_exact(cls, dropout: float) -> float:
+    def _check_dropout(cls, dropout: float) -> float:
         if dropout:
             raise ValueError(
-                f"dropout is {dropout}, but log-probs of a forward with dropout are not those that the engine sampled "
-                "with; remove it, and use weight_decay or a smaller rank against overfitting"
+                f"dropout is {dropout}, but log-probs of a forward with dropout differ from those of the inference "
+                "engine; remove it, and use weight_decay or a lower rank to reduce overfitting"
             )
         return dropout
 
     @model_validator(mode="after")
-    def _starts_from_one_thing(self) -> Self:
+    def _check_initial_adapter(self) -> Self:
         given = [name for name in ("alpha", "target_modules") if getattr(self, name) is not None]
         if self.path is not None and given:
             raise ValueError(
-                f"{' and '.join(given)} are those of the adapter in path ({self.path}); remove them"
+                f"{' and '.join(given)} cannot be set together with path, since the adapter in {self.path} defines "
+                "them; remove them"
             )
         return self

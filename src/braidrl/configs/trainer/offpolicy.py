@@ -1,4 +1,4 @@
-"""What protects an rl loss from data that another policy than the trainer's sampled (seed 002, section 1.3)."""
+"""Protections of the rl loss against off-policy samples (`docs/losses.md`, Protections)."""
 
 import logging
 from typing import Literal, Self
@@ -11,19 +11,20 @@ logger = logging.getLogger(__name__)
 
 
 class ISCorrectionConfig(BaseConfig):
-    """Weigh the loss by old / mu: the trainer before the step over the sampler."""
+    """Importance-sampling correction: weight the loss by old / mu (trainer before the step / sampler)."""
 
     level: Literal["token", "sequence", "geometric"] = "token"
-    """The ratio of a token, of the whole sequence, or the geometric mean of a sequence's tokens."""
+    """Ratio of the token, product over the sequence, or geometric mean over the sequence."""
     action: Literal["clip", "mask"] = "clip"
-    """A ratio out of bounds is set to the bound, or its tokens leave loss and denominator."""
+    """Treatment of ratios out of bounds. `clip`: set the ratio to the bound. `mask`: remove its tokens from loss and
+    denominator."""
     lower_bound: float = Field(0.5, ge=0)
-    """Lowest ratio that stays as it is."""
+    """Lower bound of the ratio."""
     upper_bound: float = Field(2.0, gt=0)
-    """Highest ratio that stays as it is."""
+    """Upper bound of the ratio."""
 
     @model_validator(mode="after")
-    def _is_a_band(self) -> Self:
+    def _check_bounds(self) -> Self:
         if self.lower_bound > self.upper_bound:
             raise ValueError(
                 f"lower_bound ({self.lower_bound}) is above upper_bound ({self.upper_bound}); swap them"
@@ -32,42 +33,47 @@ class ISCorrectionConfig(BaseConfig):
 
 
 class M2POConfig(BaseConfig):
-    """Leave out the tokens whose log-ratio old / mu is largest until its second moment is small."""
+    """M2PO: drop the tokens with the largest log-ratios until the second moment of the rest is small
+    (arXiv:2510.01161)."""
 
     threshold: float = Field(0.04, ge=0)
-    """Mean of log(old / mu)^2 over the tokens that stay, in the whole batch."""
+    """Maximum mean of log(old / mu)^2 over the remaining tokens of the whole batch."""
 
 
 class OPSMConfig(BaseConfig):
-    """Drop the policy loss of sequences with a negative advantage that the policy has already moved away from."""
+    """Off-policy sequence masking: no policy loss for sequences with a negative advantage that the policy has already
+    moved away from."""
 
     delta: float = Field(0.1, ge=0)
-    """Largest mean log-ratio to the current policy of a sequence that still trains, in nats a token."""
+    """Maximum mean of log(reference / policy) over a sequence with a negative advantage, in nats per token. Sequences
+    above it have no policy loss."""
     reference: Literal["old", "rollout"] = "old"
-    """Whose log-probs the current ones are compared with: the trainer's before the step, which differ only from the
-    second mini batch on, or the sampler's."""
+    """Policy that the current one is compared with. `old`: the trainer before the step, which differs only from the
+    second mini batch on. `rollout`: the sampler."""
 
 
 class ReferenceKLConfig(BaseConfig):
-    """Keep the policy near a reference that the trainer holds: + coef * KL(policy || reference)."""
+    """KL penalty towards a reference model in the trainer: + coef * KL(policy || reference)."""
 
     coef: float = Field(0.001, gt=0)
-    """Weight of the term."""
+    """Coefficient of the penalty."""
     kl_type: Literal["k1", "k2", "k3"] = "k3"
-    """Estimator, from the sampled token alone: D, D^2 / 2, or exp(-D) + D - 1 with D = log(policy / reference)."""
+    """KL estimator on the sampled token. With D = log(policy / reference): D (`k1`), D^2 / 2 (`k2`), exp(-D) + D - 1
+    (`k3`)."""
     use_unbiased_kl: bool = False
-    """Multiply it by the ratio pi / old, differentiated, so that k1 and k3 have the gradient of the exact KL."""
+    """Multiply the estimate by the differentiated ratio pi / old, so that `k1` and `k3` have the gradient of the exact
+    KL."""
     update_interval: int = Field(0, ge=0)
-    """The reference becomes the policy after every n-th step; 0: never."""
+    """Replace the reference by the policy after every n-th step. 0: never."""
     path: str | None = None
-    """A Hugging Face folder, or a checkpoint of a run (`outputs/run/checkpoints/step_000100`); None: the policy that
-    the run starts from. With `[trainer.lora]`, that one and `model.path` itself need no model of their own."""
+    """Hugging Face folder, or checkpoint of a run (`outputs/run/checkpoints/step_000100`). None: the initial policy.
+    With `[trainer.lora]`, None and `model.path` need no second model in memory."""
 
     @model_validator(mode="after")
-    def _has_a_gradient(self) -> Self:
+    def _warn_without_gradient(self) -> Self:
         if self.kl_type == "k1" and not self.use_unbiased_kl:
             logger.warning(
-                "reference_kl: the expected gradient of k1 is 0 without the ratio, so it restrains nothing; set "
-                "use_unbiased_kl = true, or kl_type to k2 or k3"
+                'reference_kl: the penalty has no effect, because the expected gradient of kl_type = "k1" is 0 '
+                'without the ratio; set use_unbiased_kl = true, or kl_type = "k2" or "k3"'
             )
         return self

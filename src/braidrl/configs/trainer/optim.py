@@ -1,4 +1,4 @@
-"""Optimizer and learning-rate schedule, the same for `braid rl` and `braid sft`."""
+"""Optimizer and learning-rate schedule, shared by `braid rl` and `braid sft`."""
 
 from typing import Literal, Self
 
@@ -13,32 +13,32 @@ class OptimConfig(BaseConfig):
     lr: float = Field(1e-5, gt=0)
     """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.95)
-    """Decay of the first and second moment."""
+    """Decay rates of the first and second moment."""
     eps: float = Field(1e-8, gt=0)
-    """Added to the root of the second moment."""
+    """Constant added to the square root of the second moment for numerical stability."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled decay of matrices; vectors (norms, biases) are not decayed."""
+    """Decoupled weight decay of matrices. Vectors (norms, biases) are not decayed."""
     max_norm: float = Field(1.0, gt=0)
-    """Gradients are scaled down to this global L2 norm."""
+    """Maximum global L2 norm of the gradients. Larger gradients are scaled down to it."""
     offload: bool = False
-    """Keep AdamW's moments in CPU memory and take its step there: 8 bytes a parameter less on the GPU, for transfers of
-    12 bytes a parameter and a slower step. On a CPU nothing changes."""
+    """Keep the moments of AdamW in CPU memory and run the optimizer step there. Saves 8 bytes of GPU memory per
+    parameter, but transfers 12 bytes per parameter and makes the step slower. No effect on a CPU."""
 
 
 class SchedulerConfig(BaseConfig):
-    """Learning rate over optimizer steps: linear warm-up, then constant, linear or cosine decay."""
+    """Learning-rate schedule: linear warm-up, then constant, linear decay or cosine decay."""
 
     type: Literal["constant", "linear", "cosine"] = "constant"
-    """How the rate moves after the warm-up."""
+    """Shape of the schedule after the warm-up."""
     warmup_steps: int = Field(0, ge=0)
-    """Steps from 0 to the peak."""
+    """Number of warm-up steps, from 0 to the peak."""
     decay_steps: int | None = Field(None, ge=1)
-    """Steps from the peak to `min_lr_ratio`, after the warm-up; None: until `max_steps`."""
+    """Number of steps from the peak to `min_lr_ratio`, after the warm-up. None: until `max_steps`."""
     min_lr_ratio: float = Field(0.0, ge=0, le=1)
-    """Final learning rate as a share of the peak."""
+    """Final learning rate as a fraction of the peak."""
 
     @model_validator(mode="after")
-    def _constant_does_not_decay(self) -> Self:
+    def _check_decay_steps(self) -> Self:
         if self.type == "constant" and self.decay_steps is not None:
             raise ValueError(
                 'decay_steps has no effect with type "constant"; set type = "linear" or "cosine", or remove decay_steps'

@@ -1,4 +1,4 @@
-"""How many processes train together, and how they share the weights."""
+"""Number of trainer processes and sharding of the weights."""
 
 from pydantic import Field
 
@@ -6,13 +6,14 @@ from braidrl.configs.core.base import BaseConfig
 
 
 class ParallelConfig(BaseConfig):
-    """The processes of one trainer; each takes its share of every batch."""
+    """Parallelism of the trainer. Each process trains on its part of every batch."""
 
     processes: int = Field(1, ge=1)
-    """Processes, one a GPU, that `braid rl` starts on a node. A launcher of your own (`torchrun`) has its number."""
+    """Number of processes per node, one per GPU, that `braid rl` starts. `torchrun` and other launchers set it
+    themselves."""
     shard_size: int | None = Field(None, ge=1)
-    """Processes that hold one copy of weights, gradients and optimizer state between them; it divides the number of
-    all, and there are as many copies as it goes into that. None: all hold one copy, which takes least memory."""
+    """Number of processes over which one copy of weights, gradients and optimizer state is sharded. Must divide the
+    total number of processes. None: a single copy over all processes, which uses the least memory."""
     reduce_each_micro_batch: bool = False
-    """Sum gradients over processes after every micro batch rather than once a step: more traffic, and no process
-    holds the whole model's float32 gradients in between. Nothing else depends on it."""
+    """Reduce gradients over processes after every micro batch instead of once per step. Increases communication, but no
+    process holds float32 gradients of the whole model. Does not change the gradient."""

@@ -138,23 +138,29 @@ def test_rl_losses_of_one_run_aggregate_alike() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["type", "grpx"], "algo.type: unknown type 'grpx'; one of grpo, max_rl, rae, "),
+        (["type", "grpx"], "algo.type: unknown type 'grpx'; must be one of grpo, max_rl, rae, "),
         (["type", "grpx"], "did you mean 'grpo'? [command line]"),
         (["decy", "0.5", "type", "rae"], "did you mean 'orchestrator.train.algo.decay'? [command line]"),
         (["loss_agregation", "prompt"], "did you mean 'orchestrator.train.algo.loss_aggregation'?"),
         (["length_penalty.wat", "1"], "algo.length_penalty.wat: unknown key; valid here: type, num_output"),
         (
             ["length_penalty.type", "lin"],
-            "algo.length_penalty.type: unknown type 'lin'; one of linear, linear-",
+            "algo.length_penalty.type: unknown type 'lin'; must be one of linear, linear-",
         ),
         (["type", "echo", "roles.tol.alpha", "1"], "did you mean 'orchestrator.train.algo.roles.tool'?"),
         (["type", "rae", "decay", "1"], "algo.decay: input should be less than 1"),
         (["type", "opd"], "algo.teacher: is required"),
-        (["type", "opd", "teacher", "policy"], 'the KL of "policy" to itself is zero; set teacher.name'),
+        (
+            ["type", "opd", "teacher", "policy"],
+            "'policy' is not a frozen model (the KL of the policy to itself is zero); set teacher.name",
+        ),
         (["type", "opd", "teacher", "policy"], 'use type = "opsd"'),
         (["type", "sft"], "set sampling.source.name and sampling.source.base_url"),
         (["sampling.source", "polcy"], "'polcy' is neither \"policy\" nor a frozen model"),
-        (["type", "sft", "sampling.source", "policy"], "the policy's own tokens are no target: set sampling"),
+        (
+            ["type", "sft", "sampling.source", "policy"],
+            "sampling.source is the policy itself; set sampling.source.name",
+        ),
         (["type", "opd", "teacher.name", "t"], "algo.teacher.base_url: is required"),
         (
             ["type", "opsd", "teacher.name", "t"],
@@ -194,7 +200,7 @@ def test_a_frozen_model_samples_for_the_ce_loss_alone(
     assert dry_run(tmp_path, text=text) == 2
     (error,) = capsys.readouterr().err.splitlines()
     assert error.startswith(
-        "braid rl: error: orchestrator.train.source[0].algo: sampling.source names a frozen model"
+        "braid rl: error: orchestrator.train.source[0].algo: sampling.source is a frozen model"
     )
     assert f"trains the {component} component" in error and 'use type = "sft" to imitate' in error
 

@@ -13,7 +13,7 @@ from tests.support.recipes import MINIMAL, dry_run
         (
             "{clip_ratio_low: 0.3}",
             "--trainer.loss.clip_ratio_low 0.2",
-            'algorithm.clip_ratio_low is 0.3, but trainer.loss.clip_ratio_low is "0.2"; the first stands for',
+            'algorithm.clip_ratio_low is 0.3, but trainer.loss.clip_ratio_low is "0.2"; the first expands into',
         ),
         (
             "{policy_loss: grpo}",
@@ -23,7 +23,7 @@ from tests.support.recipes import MINIMAL, dry_run
         (
             "{clip_ratio_low: 0.3}",
             "--trainer.loss.type ipo",
-            'algorithm.clip_ratio_low is 0.3, but trainer.loss.type is "ipo"; the first stands for trainer.loss.cli',
+            'algorithm.clip_ratio_low is 0.3, but trainer.loss.type is "ipo"; the first expands into trainer.loss.c',
         ),
         (
             "{advantage_estimator: grpo}",
@@ -58,13 +58,13 @@ from tests.support.recipes import MINIMAL, dry_run
         (
             "{ref_kl: {enable: true}}",
             "",
-            "algorithm.ref_kl: enable needs one reference, and none is set: set ref_hf_model_path to a Hugging "
-            "Face folder, or ref_dist_ckpt_path to a checkpoint",
+            "algorithm.ref_kl: enable = true needs one reference, but none is set; set either ref_hf_model_path to a "
+            "Hugging Face folder, or ref_dist_ckpt_path to a checkpoint",
         ),
         (
             "{ref_kl: {enable: true, ref_hf_model_path: a, ref_dist_ckpt_path: b}}",
             "",
-            "algorithm.ref_kl: enable needs one reference, and two are set",
+            "algorithm.ref_kl: enable = true needs one reference, but two are set",
         ),
         ("{clip_ratio_hi: 1}", "", "did you mean 'algorithm.clip_ratio_high'? [{file}]"),
         ("{is_correction: {enabled: true}}", "", "did you mean 'algorithm.is_correction.enable'? [{file}]"),
@@ -77,7 +77,7 @@ from tests.support.recipes import MINIMAL, dry_run
         (
             "{advantage_estimator: mine}",
             "",
-            "'mine' is not \"grpo\"; for an algorithm of your own, or another",
+            "'mine' is not \"grpo\", the only algorithm of this section; for any other, remove advantage_estimator",
         ),
         ("{policy_loss: custom}", "", 'trainer.loss.type ("custom" takes trainer.loss.import_path)'),
         ("{clip_ratio_c: 1}", "", "algorithm.clip_ratio_c: input should be greater than 1 (got 1)"),

@@ -99,7 +99,7 @@ def test_every_key_says_what_it_means() -> None:
         if not value.get("description") and "const" not in value
     ]
     assert silent == []
-    assert found["properties"]["max_steps"]["description"] == "Optimizer steps."
+    assert found["properties"]["max_steps"]["description"] == "Number of training steps, one per batch."
     assert found["properties"]["max_steps"]["default"] == 100
 
 

@@ -210,7 +210,7 @@ def test_demonstrations_train_an_adapter_too(tiny_model_dir: Path, tmp_path: Pat
         ({"dropout": 0.1}, "dropout is 0.1, but log-probs of a forward with dropout"),
         (
             {"path": "a", "alpha": 8, "target_modules": ["q_proj"]},
-            r"alpha and target_modules are those of the adapter",
+            "alpha and target_modules cannot be set together with path",
         ),
     ],
 )
@@ -222,7 +222,7 @@ def test_settings_that_contradict_are_refused(lora: dict[str, Any], message: str
 def test_a_moving_reference_must_share_the_base(tiny_model_dir: Path, tmp_path: Path) -> None:
     reference = {"path": str(tmp_path), "update_interval": 2}
     with pytest.raises(
-        ValidationError, match="update_interval = 2 would give the policy's adapter to another model"
+        ValidationError, match="update_interval = 2 would apply the policy's adapter to another model"
     ):
         trainer_config(tiny_model_dir, tmp_path, lora={}, reference_kl=reference)
 
