@@ -1,5 +1,5 @@
-"""Batches and time with the real engine: thirty steps under a staleness limit of four and a slow trainer; tokens,
-surplus and adaptive concurrency."""
+"""Asynchronous runs with the real engine: a slow trainer under a staleness bound of four; token batches, oversampling
+and adaptive concurrency."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 
 STEPS, BOUND = 30, 4
 SOURCE = {
-    # one in four tasks takes longer than the trainer takes for BOUND + 1 steps
+    # one task in four takes longer than BOUND + 1 trainer steps
     "env": {
         "taskset": {"id": "stub-tasks", "num_tasks": 16, "behaviour": "outage", "slow_tasks": (0, 5, 10, 15)}
     },
@@ -28,7 +28,7 @@ SOURCE = {
 
 
 async def run_slowly(model: Path, folder: Path, **settings: Any) -> tuple[RunFolder, list[Any]]:
-    """A run whose trainer takes 0.3 seconds a step and publishes real weights."""
+    """Run with a trainer that takes 0.3 seconds per step and publishes real weights."""
     source = {**SOURCE, **settings.pop("source", {})}
     source["env"]["taskset"]["seconds"] = 3.0
     train = {"group_size": 4, "sampling": {"max_tokens": 12}, "source": [source]}
@@ -49,7 +49,7 @@ async def run_slowly(model: Path, folder: Path, **settings: Any) -> tuple[RunFol
 
 
 def versions(run: RunFolder) -> dict[str, int]:
-    """Oldest policy version of every recorded trace that sampled a token."""
+    """Return the oldest policy version that sampled a token of each recorded trace."""
     oldest = {}
     for path in sorted((run.root / "episodes" / "train").glob("*.jsonl")):
         for record in map(json.loads, path.read_text().splitlines()):
@@ -81,7 +81,7 @@ async def test_thirty_steps_with_a_slow_trainer_keep_the_bound_and_lose_no_task(
 def test_batches_in_tokens_with_a_surplus_and_adaptive_concurrency(
     tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """All of it in the real processes."""
+    """The three features together, with the real processes."""
     launch = Launch(tmp_path, tiny_model_dir)
     keys = (
         "token_batch_size = 700",
@@ -93,7 +93,7 @@ def test_batches_in_tokens_with_a_surplus_and_adaptive_concurrency(
     launch.config.write_text(launch.config.read_text().replace("batch_size = 16", "\n".join(keys)))
     launch.finish("--max_steps", "6")
     for row in launch.rows("orchestrator"):
-        assert 700 <= row["batch/tokens"] < 700 + 96  # a trace more, at most
+        assert 700 <= row["batch/tokens"] < 700 + 96  # exceeds 700 by less than one trace
         assert 2 <= row["queue/max_concurrent"] <= 64
         assert row["staleness/max"] <= 1
     assert check_accounts(launch.run)["trained"] > 6

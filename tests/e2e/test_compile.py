@@ -1,4 +1,4 @@
-"""`trainer.compile`, with the real compiler: the same gradients, and no new graphs for rows of other lengths."""
+"""`trainer.compile` with the real compiler: equal weights, and no recompilation for other row lengths."""
 
 import os
 import subprocess
@@ -23,7 +23,8 @@ STEPS = 4
 
 
 def learn(model: Path, root: Path, parallel: Parallel, **options: Any) -> list[int]:
-    """Steps on batches of growing size; returns how many graphs there were after each, and leaves the weights."""
+    """Take steps on batches of growing size and save the weights. Return the number of compiled graphs after each
+    step."""
     learner = Learner.load(trainer_config(model, root, micro_batch_tokens=30, **options), parallel)
     graphs = []
     for step in range(1, STEPS + 1):

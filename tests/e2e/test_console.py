@@ -1,4 +1,4 @@
-"""Trackers that fail beside a real run, and its dashboard on a terminal."""
+"""Failing trackers of a real run, and its dashboard on a terminal."""
 
 import json
 import os
@@ -33,7 +33,7 @@ FAILED = "tracker custom failed, training continues: RuntimeError: the tracker's
 
 
 def test_no_tracker_stops_a_run(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """One raises, one hangs, one writes down what it receives; the run is interrupted and resumed."""
+    """One tracker raises, one hangs, and one records its input. The run is interrupted and resumed."""
     launch = Launch(tmp_path, tiny_model_dir, site=SUPPORT)
     with launch.config.open("a") as file:
         file.write(TRACKERS)

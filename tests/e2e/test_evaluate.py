@@ -1,4 +1,4 @@
-"""Evaluation, export and resumption by path, with the commands that a user types."""
+"""Evaluation, export and resuming from a path, with the commands of the CLI."""
 
 import contextlib
 import io
@@ -43,7 +43,7 @@ TIMES = ("seconds", "seconds/mean")
 
 
 def braid(folder: Path, *args: str, code: int = 0) -> str:
-    """Run a command in `folder`, in this process, and return what it printed."""
+    """Run a command in `folder`, in this process, and return its output."""
     printed = io.StringIO()
     with contextlib.chdir(folder), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
         assert main(list(args)) == code, printed.getvalue()
@@ -51,7 +51,7 @@ def braid(folder: Path, *args: str, code: int = 0) -> str:
 
 
 def figures(line: dict[str, Any]) -> dict[str, Any]:
-    """A line of metrics without what depends on the clock."""
+    """Return a line of metrics without values that depend on the clock."""
     return {name: value for name, value in line.items() if not name.endswith(TIMES)}
 
 
@@ -63,7 +63,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Launch:
-    """A run of three steps that was evaluated on the way."""
+    """Run of three steps with evaluations."""
     made = Launch(tmp_path_factory.mktemp("evaluated"), tiny_model_dir)
     made.config.write_text(made.config.read_text() + EVALUATION)
     made.finish("--max_steps", str(STEPS))
@@ -72,7 +72,7 @@ def launch(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> La
 
 @pytest.fixture(scope="module")
 def server(launch: Launch) -> Iterator[tuple[str, str]]:
-    """(address, name) of the final policy, served by itself."""
+    """Address and name of a server of the final policy."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
@@ -113,7 +113,7 @@ def test_what_is_kept_is_what_was_asked_for(launch: Launch) -> None:
 
 
 def test_an_evaluation_by_itself_equals_that_of_the_run(launch: Launch) -> None:
-    """On its newest weights, and on a checkpoint of which the weights are gone."""
+    """From the newest weights, and from a checkpoint whose published weights have been deleted."""
     expected = {line["step"]: line for line in lines(launch.run.root)}
     output = braid(launch.folder, "eval", "--model.path", "run", "--output_dir", "alone")
     assert lines(launch.folder / "alone") == [expected[3]]
@@ -161,7 +161,7 @@ def test_a_server_that_dies_ends_the_evaluation(launch: Launch) -> None:
     "source", ["checkpoints/step_000002", "checkpoints/step_000003", "weights/step_000003"]
 )
 def test_exported_policies_are_the_published_ones(launch: Launch, tmp_path: Path, source: str) -> None:
-    """FIELD_CASES 44: plain transformers, tied embeddings included."""
+    """FIELD_CASES 44: plain transformers can load it, tied embeddings included."""
     braid(launch.folder, "export", str(Path("run") / source), str(tmp_path / "out"))
     step = int(source[-1])
     ids = torch.arange(40, 72)[None]

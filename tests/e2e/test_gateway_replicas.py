@@ -1,4 +1,4 @@
-"""Two real inference servers behind the gateway, and sessions under way when one of them is killed."""
+"""Two real inference servers behind the gateway, one of which is killed while sessions are active."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ SAMPLING = {"temperature": 1.0, "max_tokens": 48, "ignore_eos": True, "logprobs"
 
 
 async def start_server(model: Path, port: int) -> Process:
-    """`braid inference` in a process of its own."""
+    """Start `braid inference` in a separate process."""
     flags = {"model.path": model, "port": port, "seq_len": 256, "threads": 1, "max_batch_size": 4}
     arguments = [part for name, value in flags.items() for part in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "braidrl.cli", "inference", *arguments]
@@ -37,7 +37,7 @@ async def start_server(model: Path, port: int) -> Process:
 
 @asynccontextmanager
 async def servers(model: Path, ports: list[int]) -> AsyncIterator[list[Process]]:
-    """A server on each port; the list may be changed, what is in it ends in the end."""
+    """Run a server on each port. The caller may modify the list; all processes in it are killed at the end."""
     processes = [await start_server(model, port) for port in ports]
     try:
         yield processes
@@ -49,19 +49,19 @@ async def servers(model: Path, ports: list[int]) -> AsyncIterator[list[Process]]
 
 
 class Setup:
-    """The gateway over two servers, and whoever calls it."""
+    """Gateway in front of two servers, and an HTTP client."""
 
     def __init__(self, gateway: Gateway, pool: Replicas, http: aiohttp.ClientSession) -> None:
         self.gateway = gateway
         self.pool = pool
         self.http = http
         self.homes: dict[str, list[Replica]] = {}
-        """The replica that each session was with after each of its calls."""
+        """Replica of each session after each of its calls."""
 
     async def call(
         self, url: str, token_ids: list[int], trace: str | None = None, **sampling: int
     ) -> list[int]:
-        """The tokens of an answer, which must be one."""
+        """Send one call and return the generated tokens."""
         headers = {SESSION_HEADER: trace} if trace else {}
         body = {"model": "tiny", "token_ids": token_ids, "sampling_params": {**SAMPLING, **sampling}}
         async with self.http.post(url + GENERATE, json=body, headers=headers) as response:
@@ -70,7 +70,8 @@ class Setup:
         return answer["choices"][0]["token_ids"]
 
     async def play(self, trace: str) -> list[list[int]]:
-        """Calls of a session, each on what was said before; the prompts, and last all that was said."""
+        """Run the calls of a session, each with all tokens so far as its prompt. Return the prompts, followed by the
+        final tokens."""
         self.gateway.open_session(trace, f"key/{trace}", 1.0)
         said = [[1, 2, 3, int(trace)]]
         for _ in range(CALLS):
@@ -109,8 +110,8 @@ async def open_gateway(ports: list[int], folder: Path) -> AsyncIterator[Setup]:
 async def test_a_killed_replica_delays_its_sessions_and_loses_nothing(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_ports: list[int]
 ) -> None:
-    """Sessions stay where they are until their server is killed; all go on elsewhere with their own seeds, are counted
-    once, and the server takes sessions again when it is back."""
+    """Sessions stay on their replica until it is killed. All of them continue on the other one with their own seeds,
+    and are counted once. The restarted server gets sessions again."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tiny").symlink_to(tiny_model_dir)
     async with servers(Path("tiny"), free_ports) as processes, open_gateway(free_ports, tmp_path) as setup:
@@ -149,7 +150,7 @@ async def test_a_killed_replica_delays_its_sessions_and_loses_nothing(
 
 @pytest.fixture
 def free_ports() -> list[int]:
-    """Two ports that nobody listens on right now."""
+    """Two free ports."""
     import socket
 
     with socket.socket() as one, socket.socket() as two:

@@ -1,4 +1,4 @@
-"""A run that loses a process or is interrupted ends quickly and loudly; `--resume` continues it."""
+"""A run that loses a process or is interrupted ends promptly with an error; `--resume` continues it."""
 
 import os
 import random
@@ -13,12 +13,12 @@ from tests.support.runs import Launch, process_ids, wait_until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
-# Each step is a checkpoint, and a server that dies is not restarted.
+# A checkpoint at each step, and no restarts of servers.
 FLAGS = ("--checkpoint.interval", "1", "--inference.max_restarts", "0")
 
 
 def start(launch: Launch, *flags: str):
-    """Start the run and wait until it has taken another step."""
+    """Start the run and wait until it has completed another step."""
     before = len(launch.rows("trainer"))
     launcher = launch.start("--max_steps", "1000", *FLAGS, *flags)
     wait_until(lambda: len(launch.rows("trainer")) > before, f"another step\n{launch.report()}")
@@ -27,7 +27,7 @@ def start(launch: Launch, *flags: str):
 
 
 def check_killed(launch: Launch, launcher, victim: str, seconds: float) -> None:
-    """The run ends within 20 s of the death of one process, whose last line it prints."""
+    """Kill one process. The run ends within 20 s and prints the last line of its log."""
     time.sleep(seconds)
     os.kill(process_ids(launch)[victim], signal.SIGKILL)
     assert launcher.wait(20) == 1

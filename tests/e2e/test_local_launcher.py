@@ -1,4 +1,4 @@
-"""Several processes of a kind on one machine: two trainer ranks, and two inference servers, which are killed."""
+"""Several processes per kind on one machine: two trainer ranks, and two inference servers that are killed."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 STEPS = 20
 START = 240.0
-"""Longest wait for a first step, in seconds: five processes start on few cores."""
+"""Maximum time until the first step in seconds: five processes start on few cores."""
 REPLICAS = ("--inference.replicas", "2")
 RANKS = ("--trainer.parallel.processes", "2")
 
@@ -33,14 +33,14 @@ def reach(step: int, launch: Launch, launcher: subprocess.Popen) -> None:
 
 
 def check_whole(launch: Launch, steps: int) -> None:
-    """Every step was taken once, and every episode that was dispatched is accounted for."""
+    """Assert that every step was taken once and every dispatched episode is accounted for."""
     for process in ("trainer", "orchestrator"):
         assert [row["step"] for row in launch.rows(process)] == list(range(1, steps + 1))
     assert check_accounts(launch.run)["trained"] >= steps * 16 / 4
 
 
 def test_two_ranks_and_two_servers_that_are_killed(tmp_path: Path, tiny_model_dir: Path) -> None:
-    """With one killed the run goes on; with the other killed, too, it waits until one is back. Nothing is lost."""
+    """The run continues without one server. Without both, it waits until one has restarted. No episode is lost."""
     launch = Launch(tmp_path, tiny_model_dir)
     launcher = launch.start(*REPLICAS, *RANKS, "--max_steps", str(STEPS))
     reach(1, launch, launcher)

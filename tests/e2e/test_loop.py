@@ -1,4 +1,4 @@
-"""The loop in one's own hands, against the real processes."""
+"""A training loop written with the Python API, with the real processes."""
 
 import asyncio
 import json
@@ -70,7 +70,7 @@ def test_steps_by_hand_are_those_of_a_run(tiny_model_dir: Path, tmp_path: Path) 
 
 
 def tokens(run: braidrl.Run, step: int) -> list[list[int]]:
-    """All tokens of the step's episodes, in their order."""
+    """Return all tokens of the step's episodes in order."""
     traces = [trace for episode in run.episodes(step) for trace in episode["traces"]]
     return [[token for node in trace["nodes"] for token in node["token_ids"]] for trace in traces]
 

@@ -1,4 +1,4 @@
-"""The loss side in whole runs: score centering on captured heads; a recipe with every protection, resumed."""
+"""Losses in whole runs: score centering on captured heads, and a resumed run with all off-policy protections."""
 
 from pathlib import Path
 
@@ -26,7 +26,7 @@ trainer:
 
 
 def test_score_centering_trains_on_captured_heads(tmp_path: Path, tiny_model_dir: Path) -> None:
-    """Strictly on-policy the head's probabilities are the trainer's own: the modelled tail has the scale 1."""
+    """Strictly on-policy, the captured probabilities equal the trainer's, so the scale of the modelled tail is 1."""
     launch = Launch(tmp_path, tiny_model_dir)
     loss = ["--trainer.loss.type", "icepop", "--trainer.loss.score_centering", "true"]
     head = ["--trainer.loss.score_centering_topk", "40", "--orchestrator.max_off_policy_steps", "0"]

@@ -1,5 +1,5 @@
 """Three sources with three algorithms in one run, examples/mixed: all components train in the same micro batch, and the
-page of the run tells them apart."""
+report page distinguishes them."""
 
 import json
 from pathlib import Path
@@ -18,15 +18,15 @@ pytestmark = pytest.mark.slow
 
 COMPONENTS = ("rl", "ce", "ref_kl")
 MEMBERS = {"rl": {"short", "guessing"}, "ce": {"guessing"}, "ref_kl": {"long"}}
-"""Sources whose tokens a component has."""
+"""Sources with tokens in each component."""
 MICRO_BATCH_TOKENS = 16384
 ON_HOVER = {"trainer_logprobs": "logprobs", **{name: name for name in ("entropy", "pull", *COMPONENTS)}}
-"""Number of the page -> stream of `episodes/tokens`."""
+"""Stream of `episodes/tokens` for each number shown on the page."""
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> RunFolder:
-    """Some steps of the example from a model that cannot do anything yet, and its page, `report.html`."""
+    """Several steps of the example from an untrained model, with its page `report.html`."""
     run = play_mixed(tmp_path_factory.mktemp("mixed"), tiny_model_dir)
     assert main(["report", str(run.root)]) == 0
     return run
@@ -37,7 +37,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def counts(run: RunFolder) -> dict[int, dict[str, int]]:
-    """Tokens of each component, by step, as the trainer counted them."""
+    """Return the number of tokens per step and component, as counted by the trainer."""
     return {
         row["step"]: {name: int(row.get(f"tokens/{name}", 0)) for name in COMPONENTS}
         for row in lines(run.metrics("trainer"))
@@ -45,7 +45,7 @@ def counts(run: RunFolder) -> dict[int, dict[str, int]]:
 
 
 def whole_step(run: RunFolder) -> int:
-    """A step with tokens of all three components."""
+    """Return a step with tokens of all three components."""
     return next(step for step, tokens in counts(run).items() if all(tokens.values()))
 
 
@@ -55,7 +55,7 @@ def test_three_algorithms_share_a_micro_batch(run: RunFolder) -> None:
     ]
     assert rows, "no step with all components"
     for row in rows:
-        # All that the forward saw fits into one row, so it was one micro batch.
+        # All tokens of the forward fit into one row, so the step was one micro batch.
         assert row["tokens/packed"] < MICRO_BATCH_TOKENS
         for component, sources in MEMBERS.items():
             prefix = f"tokens/{component}/env/"
@@ -68,7 +68,7 @@ def test_three_algorithms_share_a_micro_batch(run: RunFolder) -> None:
 
 
 def check_numbers(tip: dict[str, float], sample: dict[str, Any], position: int) -> None:
-    """What stands beside the pointer is what the trainer wrote of this token, digit for digit."""
+    """Assert that the tooltip shows exactly the numbers that the trainer recorded for this token."""
     entry = sample["positions"].index(position)
     for shown, stream in ON_HOVER.items():
         if stream in sample and (shown in tip or sample[stream][entry]):
@@ -97,7 +97,7 @@ def test_components_of_one_micro_batch_are_told_apart(run: RunFolder) -> None:
 
 @pytest.mark.parametrize("component", COMPONENTS)
 def test_numbers_on_hover_are_those_of_the_files(run: RunFolder, component: str) -> None:
-    """The first and the last token of a component in a micro batch, and the same on the pages of their rollouts."""
+    """Tooltips of the first and last token of a component in a micro batch, there and on the rollout's page."""
     step = whole_step(run)
     samples = lines(run.token_records(step))
     with looking(run.root / "report.html") as look:

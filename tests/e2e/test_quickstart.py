@@ -1,4 +1,4 @@
-"""What the README promises a new user."""
+"""The quickstart of the README."""
 
 import subprocess
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The quickstart's recipe on a Ray cluster of two simulated nodes, some of whose actors are killed."""
+"""The quickstart's recipe on a Ray cluster of two simulated nodes, with actors that are killed."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.slow
 
 RECIPE = EXAMPLES / "grpo" / "rl.toml"
 MEMORY = 80 * 2**20
-"""Bytes of a node's object store, in which nothing large lies."""
+"""Size of a node's object store in bytes; nothing large is stored in it."""
 START = 240.0
-"""Longest wait for a first step, in seconds: five processes and Ray start on few cores."""
+"""Maximum time until the first step in seconds: five processes and Ray start on few cores."""
 STEPS = 30
 SERVERS = ("inference_0", "inference_1")
 
 
 @pytest.fixture
 def cluster() -> Iterator[str]:
-    """Address of a cluster that has room for two servers, an orchestrator and a trainer, on two nodes."""
+    """Address of a cluster of two nodes with room for two servers, an orchestrator and a trainer."""
     from ray.cluster_utils import Cluster
 
     head = {"num_cpus": 2, "object_store_memory": MEMORY, "include_dashboard": False}
@@ -37,7 +37,7 @@ def cluster() -> Iterator[str]:
 
 
 def kill_actor(cluster: str, launch: Launch, name: str) -> list[str]:
-    """Kill one actor of the run; returns the names of all that it had."""
+    """Kill one actor of the run. Return the names of all actors before."""
     ray.init(cluster, namespace=str(launch.run.root.absolute()), log_to_driver=False)
     names = sorted(ray.util.list_named_actors())
     ray.kill(ray.get_actor(name))
@@ -46,7 +46,7 @@ def kill_actor(cluster: str, launch: Launch, name: str) -> list[str]:
 
 
 def ports(launch: Launch, server: str) -> list[str]:
-    """On which ports a server was up, in order."""
+    """Return the ports on which a server became ready, in order."""
     path = launch.run.log(server)
     return re.findall(r"inference ready at http://0.0.0.0:(\d+)", path.read_text()) if path.exists() else []
 
@@ -54,8 +54,8 @@ def ports(launch: Launch, server: str) -> list[str]:
 def test_the_quickstart_on_two_nodes_survives_the_loss_of_actors(
     cluster: str, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """With one server lost the run goes on; with both, it waits until one was placed anew, with another address; with
-    the trainer lost, too, it goes on from its checkpoint by itself. No episode is lost."""
+    """The run continues without one server. Without both, it waits until one has been placed again, at another address.
+    If the trainer dies as well, the run restarts from its checkpoint. No episode is lost."""
     launch = Launch(tmp_path, tiny_model_dir)
     launch.config = RECIPE
     size = ("--orchestrator.batch_size", "32", "--max_steps", str(STEPS), "--inference.replicas", "2")

@@ -1,4 +1,4 @@
-"""The page of a run, looked at in a real browser: drawn, filtered, hovered, paged, without a word to any network."""
+"""The page of a run in a real browser: rendering, filters, tooltips and paging, without network requests."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ ROWS = ".tabulator-row"
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> RunFolder:
-    """Do not write into it."""
+    """Recorded run; read only."""
     return asyncio.run(record_run(tmp_path_factory.mktemp("recorded") / "run", tiny_model_dir))
 
 
@@ -36,14 +36,14 @@ def page(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record(run: RunFolder, key: str) -> dict[str, Any]:
-    """The recorded training episode of this name."""
+    """Return the recorded training episode with this name."""
     paths = sorted((run.root / "episodes" / "train").glob("*.jsonl"))
     found = (json.loads(line) for path in paths for line in path.read_text().splitlines())
     return next(each for each in found if each["braid"]["key"] == key)
 
 
 def sample(run: RunFolder, episode: str) -> dict[str, Any]:
-    """What the trainer wrote of an episode's first sample."""
+    """Return the trainer's record of an episode's first sample."""
     paths = sorted((run.root / "episodes" / "tokens").glob("*.jsonl"))
     found = (json.loads(line) for path in paths for line in path.read_text().splitlines())
     return next(each for each in found if each["episode"] == episode)
@@ -219,7 +219,7 @@ def test_what_a_model_wrote_is_text(run: RunFolder, tmp_path: Path) -> None:
 
 @pytest.fixture
 def watched(run: RunFolder, tmp_path: Path) -> Iterator[tuple[RunFolder, str]]:
-    """A run that has recorded its first step only, and the address where it is watched."""
+    """Run that has only recorded its first step, and the address of `braid watch` for it."""
     going = RunFolder(tmp_path / "going")
     going.configs.mkdir(parents=True)
     (going.configs / "rl.toml").write_bytes((run.configs / "rl.toml").read_bytes())
@@ -238,7 +238,7 @@ def watched(run: RunFolder, tmp_path: Path) -> Iterator[tuple[RunFolder, str]]:
 
 
 def copy(run: RunFolder, target: RunFolder, step: int) -> None:
-    """The episodes and tokens of a step."""
+    """Return the episode and token files of a step."""
     for name in ("train_episodes", "token_records"):
         path = getattr(target, name)(step)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""The page of a long run: 100,000 episodes and more, written in seconds, bounded, and quick to look through."""
+"""The page of a run with more than 100,000 episodes: written in seconds, bounded in size, and fast to browse."""
 
 import asyncio
 import itertools
@@ -21,11 +21,11 @@ PER_STEP = 40
 EPISODES = STEPS * PER_STEP
 MIB = 4
 PAGE_BYTES = 24 * 2**20
-"""Most that the page may take: the table of 100,000 rows, the curves, and `MIB` of rollouts."""
+"""Maximum size of the page: a table of 100,000 rows, the curves, and `MIB` of rollouts."""
 
 
 def long_run(folder: Path, recorded: RunFolder) -> RunFolder:
-    """A run of `EPISODES` episodes, each a copy of a recorded one under an id and a task of its own."""
+    """Write a run of `EPISODES` episodes, each a copy of a recorded one with a new id and task."""
     run = RunFolder(folder)
     run.configs.mkdir(parents=True)
     (run.configs / "rl.toml").write_bytes((recorded.configs / "rl.toml").read_bytes())
@@ -53,7 +53,7 @@ def long_run(folder: Path, recorded: RunFolder) -> RunFolder:
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Iterator[RunFolder]:
-    """Its hundreds of megabytes go when the tests have ended."""
+    """Long run, several hundred megabytes, deleted after the tests of this module."""
     folder = tmp_path_factory.mktemp("scale")
     recorded = asyncio.run(record_run(folder / "recorded", tiny_model_dir))
     made = long_run(folder / "long", recorded)

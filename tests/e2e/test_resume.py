@@ -1,4 +1,4 @@
-"""A run that stops and continues, by itself or by force, is the run that did not stop."""
+"""Resumed runs, after a regular end or a kill, equal an uninterrupted run."""
 
 import os
 import random
@@ -17,8 +17,8 @@ from tests.support.runs import Launch, process_ids, wait_until
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 STEPS = 12
-# Which requests share a batch changes the sampler's log-probs by rounding. AdamW divides by the size of a
-# gradient: where that is rounding itself, so would be the step, were it not for a larger eps.
+# The sampler's log-probs depend, by rounding, on which requests share a batch. AdamW divides by the size of a gradient,
+# so without a larger eps, gradients that are pure rounding errors would cause steps of full size.
 SYNCHRONOUS = (
     *("--orchestrator.max_off_policy_steps", "0"),
     *("--trainer.optim.eps", "1e-5"),
@@ -28,20 +28,20 @@ SYNCHRONOUS = (
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Launch:
-    """A strictly on-policy run that nothing interrupted. Do not write into it."""
+    """Uninterrupted strictly on-policy run; read only."""
     launch = Launch(tmp_path_factory.mktemp("whole"), tiny_model_dir)
     launch.finish(*SYNCHRONOUS, "--max_steps", str(STEPS))
     return launch
 
 
 def prompts_and_replies(launch: Launch, step: int) -> list[list[int]]:
-    """Token ids of every episode of a step, in dispatch order."""
+    """Return the token ids of every episode of a step, in dispatch order."""
     traces = [trace for record in launch.episodes(step) for trace in record["traces"]]
     return [[token for node in trace["nodes"] for token in node["token_ids"]] for trace in traces]
 
 
 def check_same(launch: Launch, whole: Launch) -> None:
-    """Every step saw the same tokens and had the same loss, and the final weights are the same."""
+    """Assert that both runs have the same tokens and loss at every step, and the same final weights."""
     for step in range(1, STEPS + 1):
         assert prompts_and_replies(launch, step) == prompts_and_replies(whole, step)
     losses = [[row["loss"] for row in each.rows("trainer")] for each in (launch, whole)]
@@ -54,7 +54,7 @@ def check_same(launch: Launch, whole: Launch) -> None:
 
 
 def check_progress(launch: Launch) -> None:
-    """Every step was taken once, by versions that only go up, and no task is lost."""
+    """Assert that every step was taken once, versions never decrease, and no task is lost."""
     for process in ("trainer", "orchestrator"):
         assert [row["step"] for row in launch.rows(process)] == list(range(1, STEPS + 1))
     served = [row["policy/version"] for row in launch.rows("orchestrator")]
@@ -64,8 +64,8 @@ def check_progress(launch: Launch) -> None:
 
 
 def kill_everything(launch: Launch, moments: list[float], step_seconds: float, *flags: str) -> list[int]:
-    """Start the run, kill all its processes at each moment (in steps, counted from the start of the run), and let it
-    end. Return the last checkpoint before each start."""
+    """Start the run, kill all its processes at each moment (in steps since the start of the run), then let it finish.
+    Return the last checkpoint before each start."""
     behind = []
     for count, moment in enumerate(moments):
         behind.append(max(launch.run.checkpoints(), default=0))
@@ -86,7 +86,7 @@ def wait_for_step(launch: Launch, step: int) -> None:
 
 
 def test_strictly_on_policy_run_never_trains_stale_tokens(whole: Launch) -> None:
-    """With a limit of 0, step n is sampled by v(n-1) alone, and the log says so."""
+    """With a staleness bound of 0, only v(n-1) samples step n, as recorded in the metrics."""
     assert [row["staleness/max"] for row in whole.rows("trainer")] == [0] * STEPS
     log = whole.run.log("orchestrator").read_text()
     for step in range(1, STEPS + 1):
@@ -94,7 +94,7 @@ def test_strictly_on_policy_run_never_trains_stale_tokens(whole: Launch) -> None
 
 
 def test_a_run_in_two_parts_equals_the_whole(whole: Launch, tmp_path: Path, tiny_model_dir: Path) -> None:
-    """FIELD_CASES 46."""
+    """Resuming from a checkpoint of another run (FIELD_CASES 46)."""
     halves = Launch(tmp_path, tiny_model_dir)
     halves.finish(*SYNCHRONOUS, "--max_steps", str(STEPS // 2))
     output = halves.finish(*SYNCHRONOUS, "--max_steps", str(STEPS), "--resume")
@@ -105,7 +105,7 @@ def test_a_run_in_two_parts_equals_the_whole(whole: Launch, tmp_path: Path, tiny
 def test_a_run_by_turns_on_one_device_equals_the_whole(
     whole: Launch, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """Trainer and inference share a device; the engine sleeps once a step."""
+    """Trainer and inference share a device, and the engine sleeps once per step."""
     turns = Launch(tmp_path, tiny_model_dir)
     turns.finish(*SYNCHRONOUS, "--share_device", "true", "--max_steps", str(STEPS))
     check_same(turns, whole)

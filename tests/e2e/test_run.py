@@ -1,4 +1,4 @@
-"""A real run of the three processes on the tiny model, which the default tests include."""
+"""A run of the three real processes on the tiny model, part of the default tests."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ STEPS = 6
 
 @pytest.fixture(scope="module")
 def launch(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> Launch:
-    """A finished run. Do not write into it."""
+    """Finished run; read only."""
     made = Launch(tmp_path_factory.mktemp("run"), tiny_model_dir)
     made.finish("--max_steps", str(STEPS))
     return made

@@ -1,4 +1,4 @@
-"""The site of the docs: built strictly, then looked at in a real browser, which asks for nothing beyond it."""
+"""The docs site: a strict build, viewed in a real browser without requests to other hosts."""
 
 import re
 import threading
@@ -17,12 +17,12 @@ from tests.support.paths import REPOSITORY
 
 pytestmark = pytest.mark.slow
 LOADED = re.compile(r'<(?:script|img|link|iframe|source)\b[^>]*?\b(?:src|href)="(?:https?:)?//')
-"""What a browser would ask a network for, by itself."""
+"""Markup for which a browser would send a network request."""
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where it is built. A warning is an error."""
+    """Folder of the built site. Warnings of the build are errors."""
     folder = tmp_path_factory.mktemp("site")
     build(load_config(str(REPOSITORY / "mkdocs.yml"), site_dir=str(folder), strict=True))
     return folder
@@ -30,7 +30,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing of a request."""
+        """Do not log requests."""
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_key_has_an_address(address: str) -> None:
 
 
 def test_what_lies_outside_the_docs_is_in_the_site(address: str) -> None:
-    """A link of the repository leads from a page to an example's, from there to its config, and back to the docs."""
+    """Repository links lead from a page to an example, from there to its config, and back to the docs."""
     with looking(address) as look:
         look.page.goto(f"{address}status.html")
         look.page.locator('article a[href*="lora.toml"]').first.click()

@@ -1,4 +1,4 @@
-"""A job of three nodes that are all this machine: `sbatch`, `srun` and `scontrol` are stand-ins."""
+"""A SLURM job whose three nodes are all this machine, with fake `sbatch`, `srun` and `scontrol`."""
 
 import os
 from pathlib import Path
@@ -12,10 +12,10 @@ pytestmark = pytest.mark.slow
 
 STEPS = 3
 TOOLS = {
-    # returns when the job has ended
+    # blocks until the job has ended
     "sbatch": 'echo "submitted $1"\nSLURM_JOB_ID=77 SLURM_JOB_NODELIST=all bash "$1" > "$JOB_OUTPUT" 2>&1\n',
     "scontrol": 'printf "127.0.0.1\\n127.0.0.2\\n127.0.0.3\\n"\n',
-    # options end where the command begins
+    # the first non-option is the command
     "srun": 'echo "$@" >> "$STEPS_OF_JOB"\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"\n',
 }
 

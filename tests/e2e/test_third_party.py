@@ -1,5 +1,4 @@
-"""What a user wrote trains as the built-in parts do: an algorithm and a loss of packages installed beside Braid, and a
-loss in the folder where the run is started."""
+"""User code in real runs: an algorithm and a loss of installed packages, and a loss in the current directory."""
 
 import os
 import subprocess
@@ -29,7 +28,7 @@ SETTINGS = (
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """What `braid new-algorithm cut-mean` writes, built and installed in a folder of its own."""
+    """Package written by `braid new-algorithm cut-mean`, built and installed into a separate folder."""
     package, target = tmp_path / "braid-cut-mean", tmp_path / "site"
     assert main(["new-algorithm", "cut-mean", "--folder", str(package)]) == 0
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
@@ -40,7 +39,7 @@ def site(tmp_path: Path) -> Path:
 
 
 def credit(launch: Launch, step: int) -> list[tuple[float, float, np.ndarray]]:
-    """Of every trace of a step: its reward, the mean reward of its group, and the recorded advantages of its tokens."""
+    """Return for each trace of a step: reward, mean reward of its group, and recorded advantages of its tokens."""
     groups: dict[str, list[dict]] = {}
     for record in launch.episodes(step):
         groups.setdefault(record["braid"]["group"], []).append(record)
@@ -58,7 +57,7 @@ def credit(launch: Launch, step: int) -> list[tuple[float, float, np.ndarray]]:
 def test_an_installed_algorithm_and_loss_are_listed_resolved_and_trained(
     site: Path, tmp_path: Path, tiny_model_dir: Path
 ) -> None:
-    """The advantages of the algorithm reach the loss: that of the first step follows from them alone."""
+    """The advantages of the algorithm reach the loss: they determine the loss of the first step."""
     launch = Launch(tmp_path, tiny_model_dir, installed_loss(site))
     launch.config = tmp_path / "braid-cut-mean" / "rl.toml"
     loss = ("--trainer.loss.type", "trusting", "--trainer.loss.scale", str(SCALE))
@@ -83,7 +82,7 @@ def test_an_installed_algorithm_and_loss_are_listed_resolved_and_trained(
         tokens = np.concatenate([advantages for _, _, advantages in traces])
         assert (abs(tokens) == BOUND).any() and tokens.any()
         assert trained["tokens/rl"] == np.count_nonzero(tokens)
-        # sampled by the policy that is trained, so that every ratio is 1: the loss is minus the mean advantage, scaled
+        # The trained policy sampled the tokens: every ratio is 1, and the loss is minus the mean advantage times SCALE.
         expected = -SCALE * tokens.sum() / np.count_nonzero(tokens)
         np.testing.assert_allclose(trained["loss/rl"], expected, rtol=1e-4)
         assert abs(trained["ratio"] - 1) < 1e-4
@@ -98,7 +97,7 @@ def test_an_installed_algorithm_and_loss_are_listed_resolved_and_trained(
 
 ON_POLICY = (
     *("--max_steps", str(STEPS), "--orchestrator.max_off_policy_steps", "0"),
-    *("--orchestrator.train.algo.advantage_norm", "none"),  # so that advantages do not cancel
+    *("--orchestrator.train.algo.advantage_norm", "none"),  # otherwise the advantages would cancel
 )
 OWN_LOSS = """
 from braidrl.trainer.rl.loss import LossOutputs
@@ -123,7 +122,8 @@ def check_gain(launch: Launch, scale: float) -> None:
 
 
 def test_a_loss_in_the_folder_of_the_run_trains(tmp_path: Path, tiny_model_dir: Path) -> None:
-    """The console script finds it as the processes do, and says so before any starts where it is not there."""
+    """The console script finds the loss like the processes do. If it is missing, the error comes before any process
+    starts."""
     launch = Launch(tmp_path, tiny_model_dir)
     (tmp_path / "own_loss.py").write_text(OWN_LOSS)
     settings = ("--trainer.loss.type", "custom", "--trainer.loss.kwargs.scale", "3", *ON_POLICY)

@@ -1,4 +1,4 @@
-"""`braid verify` as a user starts it: by itself, and on two processes."""
+"""The command `braid verify`, on one and on two processes."""
 
 import json
 import os
@@ -57,7 +57,7 @@ def test_two_processes(tiny_model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_two_processes_that_disagree(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """A loss that one rank computes differently fails between two, and passes every check that one makes by itself."""
+    """A loss that one rank computes differently fails on two processes, and passes all checks on one."""
     (tmp_path / "uneven.py").write_text(UNEVEN_LOSS)
     flags = [
         "--json",

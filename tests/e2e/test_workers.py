@@ -1,4 +1,5 @@
-"""Environments in worker processes: the same episodes as in this one; a process that dies or hangs is replaced."""
+"""Environments in worker processes: episodes equal those in this process, and a worker that dies or hangs is
+replaced."""
 
 import asyncio
 import os
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.slow
 async def open_env(
     model: Path, folder: Path, *behaviours: str, workers: int = 1, **source: Any
 ) -> AsyncIterator[TrainEnv]:
-    """A source whose tasks behave like that."""
+    """Open a source with one task per behaviour."""
     async with StubEngine(model=str(model)) as engine:
         config = orchestrator_config(model, folder, engine.url)
         block = {"taskset": {"id": "worker-tasks", "behaviours": behaviours}}
@@ -52,13 +53,13 @@ async def closing(replicas: Replicas) -> AsyncIterator[None]:
 
 
 async def play(env: TrainEnv, *indexes: int) -> list[FinishedEpisode]:
-    """Episodes of these tasks, all at once."""
+    """Run episodes of these tasks concurrently."""
     tasks = [env.curriculum.task_at(index) for index in indexes]
     return await asyncio.gather(*(env.run(task, f"stub/{index}") for index, task in zip(indexes, tasks)))
 
 
 async def test_workers_play_what_this_process_would(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Tokens, seeds and versions are those of an episode in this process; the load is spread."""
+    """Tokens, seeds and versions equal those of episodes in this process, and the load is spread over the workers."""
     async with open_env(tiny_model_dir, tmp_path, *["pid"] * 4, workers=2) as env:
         remote = await play(env, 0, 1, 2, 3)
         assert env.gateway.sessions == {}
@@ -79,7 +80,8 @@ async def test_workers_play_what_this_process_would(tiny_model_dir: Path, tmp_pa
 async def test_a_worker_that_dies_or_hangs_is_replaced(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its episodes fail quickly. A reward that keeps the process busy costs its own episode and those beside it."""
+    """Its episodes fail promptly. A reward that blocks the worker fails its own episode and the others of that
+    worker."""
     monkeypatch.setattr(workers, "STOP_SECONDS", 0.5)
     async with open_env(tiny_model_dir, tmp_path, "pid", "dies", "blocks") as env:
         (before,) = await play(env, 0)
@@ -88,7 +90,7 @@ async def test_a_worker_that_dies_or_hangs_is_replaced(
         assert env.workers.replaced == 1
         assert "WorkerError: environment worker stub/0 ended with exit code 7" in dead.error
         assert "I am about to die" in dead.error
-        assert dead.episode.traces[0].nodes[-1].sampled  # what was sampled is kept for the record
+        assert dead.episode.traces[0].nodes[-1].sampled  # sampled tokens are kept in the record
         assert before.error is after.error is None
         assert before.episode.traces[0].reward != after.episode.traces[0].reward
 
@@ -108,7 +110,7 @@ async def test_a_worker_that_dies_or_hangs_is_replaced(
 async def test_an_environment_that_no_worker_can_load(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is told before the run starts, with what the process said."""
+    """The error comes before the run starts and contains the output of the process."""
     monkeypatch.setattr("sys.path", ["/nowhere"])
     with pytest.raises(
         WorkerError, match=r"(?s)environment worker stub/0 ended with exit code 1.*ModuleNotFoundError"
@@ -135,7 +137,7 @@ async def test_a_call_of_a_trace_that_nobody_reports_is_refused(
 async def test_a_run_with_workers_trains_what_a_run_without_does(
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
-    """Two strictly on-policy steps: the same tokens, advantages and order."""
+    """Two strictly on-policy steps have the same tokens, advantages and order."""
     alone, _ = await run_stub(tiny_model_dir, tmp_path / "alone")
     train = orchestrator_config(tiny_model_dir, tmp_path, "http://nowhere").train.model_dump(
         exclude_unset=True

@@ -1,4 +1,4 @@
-"""Where the tests of this tier find vLLM: in an environment of its own, beside the project's."""
+"""Fixtures for vLLM, which is installed in a separate environment."""
 
 import os
 from pathlib import Path
@@ -11,8 +11,8 @@ from tests.support.paths import REPOSITORY
 
 @pytest.fixture(scope="session")
 def vllm_python() -> Path:
-    """The interpreter that BRAID_VLLM_PYTHON names, or the one that `install_vllm.sh` made; without either the tests
-    are skipped."""
+    """Interpreter of the vLLM environment: `BRAID_VLLM_PYTHON`, or the one created by `install_vllm.sh`. Tests are
+    skipped if there is neither."""
     named = os.environ.get("BRAID_VLLM_PYTHON")
     path = Path(named) if named else REPOSITORY / ".venv-vllm" / "bin" / "python"
     assert not named or path.exists(), f"BRAID_VLLM_PYTHON names {named}, which is not there"
@@ -25,14 +25,13 @@ def vllm_python() -> Path:
 
 @pytest.fixture(scope="session")
 def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model whose heads have 32 dimensions: for fewer, vLLM has no attention on a CPU."""
+    """Tiny model with heads of 32 dimensions, the minimum for vLLM's attention on a CPU."""
     return create_tiny_model(tmp_path_factory.mktemp("models") / "small", hidden_size=128, context=2048)
 
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    """SmolLM2-135M-Instruct: the folder that BRAID_SMOLLM2 names, or `models/smollm2`; without either the tests are
-    skipped."""
+    """Folder of SmolLM2-135M-Instruct: `BRAID_SMOLLM2` or `models/smollm2`. Tests are skipped if there is neither."""
     named = os.environ.get("BRAID_SMOLLM2")
     path = Path(named) if named else REPOSITORY / "models" / "smollm2"
     assert not named or path.is_dir(), f"BRAID_SMOLLM2 names {named}, which is not there"

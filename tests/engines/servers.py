@@ -1,4 +1,4 @@
-"""Stock vLLM servers for the tests of this tier, started as users start them: by `braid inference`."""
+"""Stock vLLM servers for the tests, started with `braid inference`."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ from pathlib import Path
 import tomli_w
 
 START_SECONDS = 300.0
-"""Longest wait for a server that starts."""
+"""Maximum time in seconds for a server to start."""
 STOP_SECONDS = 30.0
-"""Longest wait for one that ends."""
+"""Maximum time in seconds for a server to end."""
 
 
 def settings(python: Path, args: tuple[str, ...] = (), **env: str) -> dict:
-    """The `[inference]` block of a small vLLM that starts quickly."""
+    """Return the `[inference]` block of a small vLLM that starts quickly."""
     small = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
     vllm = {"python": str(python), "args": ["--enforce-eager", *args], "env": small | env}
     return {"engine": "vllm", "vllm": vllm}
@@ -29,7 +29,7 @@ def settings(python: Path, args: tuple[str, ...] = (), **env: str) -> dict:
 
 @contextmanager
 def serving(folder: Path, block: dict, **variables: str) -> Iterator[str]:
-    """The address of a server of `braid inference`; it answers `/health` only after `wait_ready`."""
+    """Start `braid inference` and yield its address. The server is ready only after `wait_ready`."""
     folder.mkdir(parents=True, exist_ok=True)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -60,7 +60,7 @@ def _signal_group(process: subprocess.Popen, number: int) -> None:
 
 
 def wait_ready(url: str, log: Path) -> None:
-    """Return once a server answers; fails with the end of its log at the deadline."""
+    """Wait until a server answers. Fails at the deadline with the end of its log."""
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         try:

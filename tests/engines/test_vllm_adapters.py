@@ -1,4 +1,4 @@
-"""A policy that is an adapter, served by a stock vLLM under its name."""
+"""An adapter as the policy, served by stock vLLM under its name."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,8 +39,8 @@ def server(vllm_python: Path, small_model: Path, tmp_path_factory: pytest.TempPa
 
 @pytest.fixture(scope="module")
 def versions(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Path, Path]]:
-    """Adapters, as if each were trained from the one before, and the models that they make; the first changes
-    nothing."""
+    """A sequence of adapters and their merged models, as if each were trained from the one before. The first has no
+    effect."""
     folder, found = tmp_path_factory.mktemp("weights"), []
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
@@ -62,7 +62,7 @@ def versions(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 async def test_it_serves_every_adapter_to_requests_under_way_too(
     server: str, small_model: Path, versions: list[tuple[Path, Path]]
 ) -> None:
-    """What a request had sampled keeps the old version and log-probs, and the rest is the new adapter's."""
+    """Tokens sampled before the update keep the old version and log-probs; the new adapter samples the rest."""
     pool = Replicas([server], live=True)
     await pool.connect(DEADLINE)
     replica, merged = pool.all[0], [path for _, path in versions]
@@ -78,7 +78,7 @@ async def test_it_serves_every_adapter_to_requests_under_way_too(
 def test_a_run_trains_and_sends_an_adapter_alone(
     tmp_path: Path, vllm_python: Path, small_model: Path
 ) -> None:
-    """Every step trained on what the adapter of the one before sampled, with log-probs that the trainer finds too."""
+    """Every step trained on samples of the previous step's adapter, with log-probs that agree with the trainer's."""
     trainer = {"lora": {"rank": 8}, "optim": {"lr": 1e-2}}
     run = launch(tmp_path, small_model, inference=settings(vllm_python), trainer=trainer)
     run.finish(*ON_POLICY, timeout=400)

@@ -1,4 +1,4 @@
-"""What Braid says to parts of vLLM that take a GPU to run: vLLM's own types accept it."""
+"""Requests to parts of vLLM that need a GPU, validated with vLLM's own types."""
 
 import subprocess
 from pathlib import Path

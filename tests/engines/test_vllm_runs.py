@@ -18,9 +18,9 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 STEPS = (1, 2, 3)
 ON_POLICY = ("--max_steps", "3", "--orchestrator.max_off_policy_steps", "0")
 FLOAT32 = 1e-9
-"""Mismatch KL of log-probs that differ by no more than float32 rounding."""
+"""Maximum mismatch KL of log-probs that differ only by float32 rounding."""
 BFLOAT16 = 1e-2
-"""And by no more than what bfloat16 makes of two implementations of thirty layers."""
+"""Maximum mismatch KL of two implementations of thirty layers in bfloat16."""
 CENTERING = {"loss": {"type": "icepop", "score_centering": True, "score_centering_topk": 40}}
 WORDS = {
     "id": "reverse-text",
@@ -31,7 +31,7 @@ WORDS = {
 
 
 def launch(folder: Path, policy: Path, **blocks: Any) -> Launch:
-    """A run of the e2e tier's config, with `blocks` in the place of its own."""
+    """Return a run with the config of the e2e tests in which `blocks` replace some blocks."""
     launch = Launch(folder, policy)
     config = tomllib.loads(launch.config.read_text())
     launch.config.write_text(tomli_w.dumps(config | blocks))
@@ -39,7 +39,7 @@ def launch(folder: Path, policy: Path, **blocks: Any) -> Launch:
 
 
 def prompts(launch: Launch) -> dict[str, str]:
-    """What each group was asked, by its number in the order of dispatch."""
+    """Return the text of each group's task, by group id."""
     rows = [row for step in STEPS for row in launch.episodes(step)]
     return {row["braid"]["group"]: row["task"]["data"]["text"] for row in rows}
 
@@ -49,7 +49,7 @@ def rewards(launch: Launch, step: int) -> list[float]:
 
 
 def answers(launch: Launch, step: int) -> list[tuple[list[int], list[float]]]:
-    """Of each trace its token ids and the log-probs of those that were sampled, the last ones."""
+    """Return the token ids of each trace, and the log-probs of its sampled tokens, which come last."""
     found = []
     for row in launch.episodes(step):
         nodes = row["traces"][0]["nodes"]
@@ -58,7 +58,7 @@ def answers(launch: Launch, step: int) -> list[tuple[list[int], list[float]]]:
 
 
 def check_agree(ours: list[float], theirs: list[float]) -> None:
-    """Samples of one distribution: their means differ by no more than four standard errors."""
+    """Assert that two samples may have the same distribution: their means differ by less than four standard errors."""
     error = (stdev(ours) ** 2 / len(ours) + stdev(theirs) ** 2 / len(theirs)) ** 0.5
     assert 0 < error < 0.1 and abs(fmean(ours) - fmean(theirs)) < 4 * error, (
         fmean(ours),
@@ -68,7 +68,8 @@ def check_agree(ours: list[float], theirs: list[float]) -> None:
 
 
 def check_steps(launch: Launch, mismatch: float) -> None:
-    """Every step trained on what the weights of the one before sampled, with log-probs that the trainer finds too."""
+    """Assert that every step trained on samples of the previous step's weights, with log-probs that agree with the
+    trainer's."""
     rows = launch.rows("trainer")
     assert [row["step"] for row in rows] == list(STEPS)
     for row in rows:
@@ -81,7 +82,8 @@ def check_steps(launch: Launch, mismatch: float) -> None:
 
 
 def mismatch_under(model: Path, launch: Launch, step: int) -> float:
-    """Mean of exp(d) - 1 - d over the sampled tokens of a step, d = log-prob under `model` - log-prob served."""
+    """Return the mean of exp(d) - 1 - d over the sampled tokens of a step, d = log-prob under `model` - served
+    log-prob."""
     weights = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     terms = []
     for token_ids, served in answers(launch, step):
@@ -95,7 +97,7 @@ def mismatch_under(model: Path, launch: Launch, step: int) -> float:
 
 
 def test_only_the_engine_differs(tmp_path: Path, vllm_python: Path, small_model: Path) -> None:
-    """Three steps with score centering on each engine: the same prompts, and rewards and log-probs that agree."""
+    """Three steps with score centering on each engine have the same prompts, and rewards and log-probs that agree."""
     stock = launch(tmp_path / "vllm", small_model, inference=settings(vllm_python), trainer=CENTERING)
     embedded = launch(
         tmp_path / "torch",
@@ -109,7 +111,7 @@ def test_only_the_engine_differs(tmp_path: Path, vllm_python: Path, small_model:
         for row in run.rows("trainer"):
             assert row["score_centering/tail_scale"] == pytest.approx(1, abs=1e-3)
     asked, there = prompts(stock), prompts(embedded)
-    both = asked.keys() & there.keys()  # a run dispatches more groups where more of them give no signal
+    both = asked.keys() & there.keys()  # the number of dispatched groups depends on how many have no signal
     assert len(both) >= 3 * 96 / 4
     assert {group: asked[group] for group in both} == {group: there[group] for group in both}
     for step in STEPS:
@@ -120,7 +122,7 @@ def test_only_the_engine_differs(tmp_path: Path, vllm_python: Path, small_model:
 
 
 def test_a_run_of_a_real_model(tmp_path: Path, vllm_python: Path, smollm2: Path) -> None:
-    """Three steps of SmolLM2 in bfloat16, whose weights move far enough for the old ones to show."""
+    """Three steps of SmolLM2 in bfloat16. Weights change enough that stale weights would be detected."""
     run = launch(
         tmp_path,
         smollm2,

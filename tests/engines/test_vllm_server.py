@@ -1,4 +1,4 @@
-"""What a run asks of a stock vLLM server: to sample, score, take weights and say how busy it is."""
+"""Features of a stock vLLM server that runs use: sampling, scoring, weight updates and the queue length."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -27,17 +27,17 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 KEY = "a-key-of-the-tests"
 TOLERANCE = 1e-5
-"""Float32 rounding of a log-prob."""
+"""Tolerance for float32 rounding of a log-prob."""
 DEADLINE = 60.0
 SLOTS = 4
-"""Calls that a server works on at once."""
+"""Maximum number of concurrent calls of a server."""
 PROMPT = torch.randint(0, 256, (150,), generator=torch.Generator().manual_seed(1)).tolist()
-"""Longer than a block of the prefix cache."""
+"""Token ids of a prompt that is longer than a block of the prefix cache."""
 
 
 @dataclass
 class Servers:
-    """A server of the policy, and one that somebody else runs: frozen, without the routes of a trainer."""
+    """Addresses of a server of the policy, and of a frozen server without the routes for weight updates."""
 
     policy: str
     frozen: str
@@ -47,7 +47,7 @@ class Servers:
 def servers(
     vllm_python: Path, small_model: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Servers]:
-    """Both start at the same time."""
+    """Two servers, started at the same time."""
     folder = tmp_path_factory.mktemp("servers")
     block = {"model": {"path": str(small_model)}, "seq_len": 2048, "max_batch_size": SLOTS, "threads": 1}
     policy = {**block, **settings(vllm_python), "api_key_var": "BRAID_TEST_KEY"}
@@ -64,7 +64,7 @@ def servers(
 
 @pytest.fixture(scope="module")
 def versions(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """Folders of weights that differ as if each were trained from the one before; the first is the model itself."""
+    """A sequence of weight folders, as if each were trained from the one before. The first is the initial model."""
     folder, generator = tmp_path_factory.mktemp("weights"), torch.Generator().manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(small_model, dtype=torch.float32)
     paths = [small_model]
@@ -79,15 +79,15 @@ def versions(small_model: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
 
 
 def logprobs_TV(path: Path, token_ids: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """f64[T - 1, V] of a plain forward: row t describes token t + 1. Double precision, so that its own rounding takes
-    nothing of the tolerance."""
+    """Return log-probs f64[T - 1, V] of a plain forward; row t describes token t + 1. In double precision, so that
+    rounding of the reference does not use up the tolerance."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float64)
     with torch.no_grad():
         return (model(torch.tensor([token_ids])).logits[0, :-1] / temperature).log_softmax(-1)
 
 
 def of_tokens(path: Path, token_ids: list[int]) -> list[float]:
-    """Of each token but the first."""
+    """Return the log-prob of each token except the first."""
     return logprobs_TV(path, token_ids)[range(len(token_ids) - 1), token_ids[1:]].tolist()
 
 
@@ -110,14 +110,14 @@ async def generate(pool: Replicas, model: Path, prompt: list[int], **sampling: A
 
 
 def sampled(body: bytes) -> tuple[list[int], list[float]]:
-    """Tokens and their log-probs."""
+    """Return the tokens of an answer and their log-probs."""
     (choice,) = msgspec.json.decode(body)["choices"]
     return choice["token_ids"], [entry["logprob"] for entry in choice["logprobs"]["content"]]
 
 
 async def under_way(pool: Replicas, model: Path, prompt: list[int], seed: int) -> asyncio.Task[bytes]:
-    """A call of which the server has sampled a part, held there until it is resumed. On a busy machine one may be over
-    before the server is asked to hold it, or not have begun; then it is made again."""
+    """Start a call and pause the server when it has sampled only some of its tokens. On a busy machine, the call may
+    have ended or not yet started at the time of the pause; then try again."""
     async with asyncio.timeout(DEADLINE):
         while True:
             call = asyncio.create_task(
@@ -133,7 +133,7 @@ async def under_way(pool: Replicas, model: Path, prompt: list[int], seed: int) -
 
 
 async def running(pool: Replicas) -> int | None:
-    """Calls that the server had begun and not ended at its last step."""
+    """Return the number of running calls at the server's last step."""
     return gauge((await pool.read(pool.all[0], "/metrics")).decode(), "vllm:num_requests_running")
 
 
@@ -145,8 +145,9 @@ async def control(pool: Replicas, route: str) -> None:
 async def check_update(
     pool: Replicas, model: Path, prompt: list[int], version: int, long: asyncio.Task[bytes], paths: list[Path]
 ) -> None:
-    """After an update to `version`: a new call is the new policy's. What the one under way had sampled keeps the old
-    version and log-probs, and the rest is the new policy's, given all that stands before it."""
+    """Check calls after an update to `version`. A new call is sampled by the new policy. In the call in flight, tokens
+    sampled before the update keep the old version and log-probs, and the new policy samples the rest, given all tokens
+    before."""
     body = await generate(pool, model, PROMPT, max_tokens=16, seed=version)
     tokens, logprobs = sampled(body)
     assert read_spans(body, version) == [(version, len(tokens))]
@@ -164,8 +165,8 @@ async def check_update(
 async def test_it_serves_the_weights_of_every_update(
     servers: Servers, small_model: Path, versions: list[Path]
 ) -> None:
-    """In place, with a request under way in each: what it had sampled keeps the old version and log-probs, and the
-    rest is the new policy's, given all that stands before it. A prefix that the old weights cached is forgotten."""
+    """Updates in place, each with a request in flight. Its tokens sampled before the update keep the old version and
+    log-probs, and the new policy samples the rest. Prefixes cached with the old weights are discarded."""
     async with policy_pool(servers) as pool:
         replica = pool.all[0]
         for version in (1, 2, 3):
@@ -177,7 +178,7 @@ async def test_it_serves_the_weights_of_every_update(
 
 
 async def test_its_candidates_are_the_heads_of_score_centering(servers: Servers, small_model: Path) -> None:
-    """The likeliest tokens of the plain forward and their log-probs, at the temperature of the request."""
+    """The most likely tokens of a plain forward and their log-probs, at the temperature of the request."""
     sampling = {"max_tokens": 12, "temperature": 0.7, "logprobs": 0, "ignore_eos": True}
     body = {"model": str(small_model), "token_ids": PROMPT, "sampling_params": sampling}
     request = GenerateRequest(msgspec.json.encode(body))
@@ -202,7 +203,7 @@ async def test_it_scores_prompts_for_distillation(servers: Servers, small_model:
 
 
 def test_a_run_learns_from_it_as_a_teacher(servers: Servers, small_model: Path, tmp_path: Path) -> None:
-    """On-policy distillation of another model, on the embedded engine."""
+    """On-policy distillation from another model, with the policy on the embedded engine."""
     policy = create_tiny_model(tmp_path / "policy", seed=1)
     run = Launch(tmp_path / "run", policy)
     run.finish(
@@ -224,8 +225,8 @@ def test_a_run_learns_from_it_as_a_teacher(servers: Servers, small_model: Path, 
 
 
 async def test_it_tells_how_many_calls_wait(servers: Servers, small_model: Path) -> None:
-    """Twenty calls of four at a time: the rest waits. It is asked while it holds them all, since on a busy machine it
-    finds no time to answer beside four calls; then they are given up."""
+    """Twenty calls, of which four run at a time and the rest wait. The queue is read while the server is paused,
+    because on a busy machine it may not answer while it runs four calls. Then all calls are cancelled."""
     async with policy_pool(servers) as pool:
         calls = [
             asyncio.create_task(generate(pool, small_model, [65] * 20, max_tokens=2000, ignore_eos=True))
@@ -244,7 +245,7 @@ async def test_it_tells_how_many_calls_wait(servers: Servers, small_model: Path)
 
 
 async def held_with_a_queue(pool: Replicas, calls: list[asyncio.Task[bytes]]) -> bool:
-    """Hold the calls; whether some are left that wait, and the server says how many."""
+    """Pause the server. Return True if calls are waiting and the server reports their number."""
     await control(pool, "/pause?mode=keep")
     waiting = sum(not call.done() for call in calls) - SLOTS
     return waiting > 0 and await engine_queue(pool) == waiting

@@ -1,4 +1,5 @@
-"""The books of a run: every group that was dispatched came to one end, or is work for whoever resumes."""
+"""Accounting of a run: every dispatched group has exactly one outcome, or is listed in the checkpoint as remaining
+work."""
 
 from collections import Counter
 from typing import Any
@@ -10,12 +11,12 @@ from braidrl.utils.run_folder import RunFolder
 
 
 def ledger(run: RunFolder) -> list[dict[str, Any]]:
-    """What became of each group, in the order of their ends."""
+    """Return the outcome of each group, in the order in which they ended."""
     return list(read_metrics(run.metrics("groups")))
 
 
 def check_accounts(run: RunFolder) -> Counter[str]:
-    """Hold the ledger against the last checkpoint; returns how many groups came to which end."""
+    """Compare the recorded outcomes with the last checkpoint. Return the number of groups per outcome."""
     path = run.orchestrator_checkpoint(max(run.published("checkpoints")))
     state = msgspec.json.decode(path.read_bytes())["dispatcher"]
     lines, work = ledger(run), state["work"]

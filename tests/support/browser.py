@@ -1,4 +1,4 @@
-"""A real, headless Chromium that looks at a page and notes what it should not do."""
+"""A real, headless Chromium that shows a page and records errors and network requests."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ VIEWPORT = {"width": 1360, "height": 900}
 
 
 def chromium() -> str:
-    """Where it is: `BRAID_CHROMIUM`, or on the path. Skips the test where there is none."""
+    """Return the path of Chromium, from `BRAID_CHROMIUM` or `PATH`. Skips the test if there is none."""
     found = os.environ.get("BRAID_CHROMIUM") or shutil.which("chromium")
     if not found:
         pytest.skip("no chromium on this machine; install one or name it in BRAID_CHROMIUM")
@@ -26,7 +26,7 @@ def chromium() -> str:
 
 
 class Look:
-    """A page under test. `errors` collects what the console complained of, `requests` what was asked of a network."""
+    """A page under test. `errors` collects console errors, `requests` network requests."""
 
     def __init__(self, page: Page, address: str) -> None:
         self.page = page
@@ -51,7 +51,7 @@ class Look:
         self.page.wait_for_selector(f'body[data-ready="{view}"]', timeout=READY_SECONDS * 1000)
 
     def tip(self) -> dict[str, float]:
-        """The numbers that stand beside the pointer, by name."""
+        """Return the numbers in the tooltip, by name."""
         found = self.page.eval_on_selector_all(
             "#tip:not([hidden]) dd", "all => all.map((each) => [each.dataset.name, each.textContent])"
         )
@@ -61,19 +61,19 @@ class Look:
         return self.page.locator(selector).all_inner_texts()
 
     def background(self, selector: str) -> str:
-        """The colour that the first such element has behind it."""
+        """Return the background colour of the first matching element."""
         return self.page.eval_on_selector(selector, "each => getComputedStyle(each).backgroundColor")
 
     @property
     def foreign(self) -> list[str]:
-        """Requests for anything but the page itself and what it carries."""
+        """Return the requests for other resources than the page and its inline data."""
         own = (self.address, "data:", "blob:", "about:")
         return [each for each in self.requests if not each.startswith(own)]
 
 
 @contextmanager
 def looking(address: str | Path, theme: str = "light") -> Iterator[Look]:
-    """A browser at an address, or at a file. What it did that it should not is checked in the end."""
+    """Open an address or a file in a browser. On exit, assert that there were no errors and no unexpected requests."""
     where = address.absolute().as_uri() if isinstance(address, Path) else address
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(FLAGS))

@@ -1,4 +1,4 @@
-"""Configuration blocks that must keep their meaning: files that users of prime-rl and of older versions bring along."""
+"""Configuration blocks that must keep their meaning, as in files of users of prime-rl and of older versions."""
 
 import copy
 import tomllib
@@ -97,7 +97,7 @@ BLOCKS = {
         orchestrator.renderer.name = "auto"
     """,
 }
-"""A block by what it configures."""
+"""A configuration block and its name."""
 
 OLDER_BLOCKS = {
     "several_algorithms": """
@@ -121,7 +121,7 @@ OLDER_BLOCKS = {
         algo.teacher = {name = "MathExpertModel", base_url = ["http://localhost:8002/v1"]}
     """,
 }
-"""The older spelling, which loads with a warning."""
+"""Blocks in the older spelling, which load with a warning."""
 
 RECIPE = """\
 algorithm:
@@ -134,11 +134,11 @@ algorithm:
   is_correction: {enable: true, level: token, action: clip, lower_bound: 0.5, upper_bound: 2.0}
   opsm: {enable: true, delta: 0.1}
 """
-"""An `algorithm` section."""
+"""Wrap a block as an `algorithm` section."""
 
 
 def merge(base: dict[str, Any], block: dict[str, Any]) -> dict[str, Any]:
-    """`base` with the keys of `block` set, table by table."""
+    """Return `base` with the keys of `block` set, merged recursively."""
     merged = copy.deepcopy(base)
     for key, value in block.items():
         nested = isinstance(value, dict) and isinstance(merged.get(key), dict)
@@ -147,7 +147,7 @@ def merge(base: dict[str, Any], block: dict[str, Any]) -> dict[str, Any]:
 
 
 def run_config(block: dict[str, Any]) -> RLConfig:
-    """The smallest run with this block."""
+    """Return the config of a minimal run with this block."""
     minimal = {
         "model": {"path": "m"},
         "orchestrator": {"train": {"source": [{"env": {"taskset": {"id": "reverse-text"}}}]}},
@@ -158,5 +158,5 @@ def run_config(block: dict[str, Any]) -> RLConfig:
 
 
 def block_named(name: str) -> RLConfig:
-    """The run of one of `BLOCKS`."""
+    """Return the config of a run with one of `BLOCKS`."""
     return run_config(tomllib.loads(BLOCKS[name]))

@@ -1,4 +1,4 @@
-"""Credit of traces for tests: one episode a trace, one group a batch."""
+"""Credit of traces: each trace is an episode, and all form one group and one batch."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ EXACT = {"abs": 1e-14, "rel": 1e-13}
 
 
 async def credited(config: BaseAlgorithmConfig, traces: Sequence[Trace]) -> list[float | None]:
-    """The advantage of each trace, one episode each, as one group that is a batch."""
+    """Return the advantage of each trace if each is an episode and all form one group and one batch."""
     episodes = [episode(item) for item in traces]
     algorithm = make_algorithm(config)
     await algorithm.score_group(episodes)
@@ -21,6 +21,6 @@ async def credited(config: BaseAlgorithmConfig, traces: Sequence[Trace]) -> list
 
 
 def conversation(reward: float, output: int, context: int, turns: int) -> Trace:
-    """A trace of so many sampled tokens, other tokens, and turns."""
+    """Return a trace with the given numbers of sampled tokens, other tokens and turns."""
     roles = [("user", context), *[("assistant", 0)] * (turns - 1), ("assistant", output)]
     return trace(reward, roles)

@@ -1,4 +1,4 @@
-"""Losses that the tests load by their import path, as users load their own."""
+"""Custom losses that the tests load by import path."""
 
 import torch
 
@@ -10,7 +10,7 @@ CLIP = 0.2
 
 
 def ppo_clip_loss(inputs: LossInputs, clip_eps: float = CLIP) -> LossOutputs:
-    """Clipped PPO against the log-probs of the sampler."""
+    """Clipped PPO with the sampler's log-probs as the old policy."""
     ratio = torch.exp(inputs.trainer_logprobs - inputs.inference_logprobs)
     clipped = torch.clamp(ratio, 1 - clip_eps, 1 + clip_eps)
     gain = torch.min(ratio * inputs.advantages, clipped * inputs.advantages)
@@ -19,7 +19,7 @@ def ppo_clip_loss(inputs: LossInputs, clip_eps: float = CLIP) -> LossOutputs:
 
 
 def policy_gradient(inputs: LossInputs) -> LossOutputs:
-    """A loss of a user's own; a metric that only some sequences report."""
+    """A custom loss with a metric that only some sequences report."""
     weights = 1.0 if inputs.loss_weights is None else inputs.loss_weights[inputs.loss_mask]
     gain = inputs.advantages[inputs.loss_mask] * inputs.trainer_logprobs[inputs.loss_mask] * weights
     length = inputs.loss_mask.sum().float()
@@ -27,5 +27,5 @@ def policy_gradient(inputs: LossInputs) -> LossOutputs:
 
 
 def ipo_of_my_own(inputs: LossInputs) -> LossOutputs:
-    """The default loss, as a function of one sequence."""
+    """The default loss as a function of one sequence."""
     return ipo_loss(inputs, IPOLossConfig())

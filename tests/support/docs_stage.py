@@ -1,4 +1,4 @@
-"""Where the commands of the documents run: what a reader has by then is there, and is small."""
+"""Working folder for the commands of the docs: small versions of the files that a reader has at that point."""
 
 import re
 import shutil
@@ -33,14 +33,14 @@ FILES = {
     "orchestrator.toml": '[model]\npath = "models/my-model"\n[[train.source]]\nenv.taskset.id = "reverse-text"\n',
     "trainer.toml": '[model]\npath = "models/my-model"\n',
 }
-"""Config files that a reader has, as short as they can be."""
+"""Minimal config files that a reader has."""
 STEP = 2
-"""The step whose weights and checkpoint the run of `record` has."""
+"""Step with weights and a checkpoint in the run of `record`."""
 RUN_PATH = re.compile(r"((?:outputs|/)[\w/.-]*?)(?:/(?:weights|checkpoints|episodes)/.*)?")
 
 
 async def record(folder: Path, model: Path) -> RunFolder:
-    """A small run that trained an adapter: with episodes, metrics, weights, a checkpoint, and an evaluation source."""
+    """Record a small run of an adapter with episodes, metrics, weights, a checkpoint and an evaluation source."""
     run = await record_run(folder, model)
     held = {"name": "held", "env": {"taskset": {"id": "stub-tasks"}}}
     config = orchestrator_config(model, folder, "http://127.0.0.1:9/v1").model_copy(
@@ -57,7 +57,7 @@ async def record(folder: Path, model: Path) -> RunFolder:
 
 
 class Stage:
-    """A folder of a reader, who has some runs and models."""
+    """Create a reader's folder with runs and models."""
 
     def __init__(self, folder: Path, recorded: RunFolder, model: Path) -> None:
         self.folder = folder
@@ -67,13 +67,13 @@ class Stage:
         self.run(folder / "outputs" / "run", [])
 
     def write(self, document: Path) -> None:
-        """Write the files that a document shows."""
+        """Write the files shown in a document."""
         for block in blocks_of(document):
             if block.file is not None:
                 (self.folder / block.file).write_text(block.text)
 
     def files(self, args: list[str]) -> list[str]:
-        """The same words, with the config files that they name where this process finds them."""
+        """Return the words of a command with the paths of its config files replaced by paths valid in this process."""
         found = list(args)
         for at, word in enumerate(args[:-1]):
             name = args[at + 1]
@@ -87,7 +87,7 @@ class Stage:
         return found
 
     def runs(self, args: list[str]) -> list[str]:
-        """The same words, with the runs that they name there, and every step of them."""
+        """Create the runs that a command names, with every step, and return its words with the paths of these runs."""
         steps = [int(step) for step in re.findall(r"(?:--step |step_0*)(\d+)", " ".join(args))]
         found = []
         for word in args:

@@ -1,4 +1,4 @@
-"""The documents of the repository and the fenced blocks in them."""
+"""The Markdown files of the repository and their fenced blocks."""
 
 import json
 import re
@@ -24,7 +24,7 @@ READERS: dict[str, Callable[[str], Any]] = {"toml": tomllib.loads, "yaml": yaml.
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block."""
+    """Fenced block of a document."""
 
     document: Path
     line: int
@@ -33,24 +33,24 @@ class Block:
 
     @property
     def file(self) -> str | None:
-        """The file that it shows, by its first line: `# eval.toml`."""
+        """Name of the file that the block shows, from its first line, such as `# eval.toml`."""
         named = re.match(r"# ([\w./-]+\.\w+)\n", self.text)
         return named[1] if named else None
 
     @property
     def data(self) -> Any:
-        """What it holds: a config, or the `project` table of a package."""
+        """Parsed TOML: a config, or the `project` table of a package."""
         return READERS[self.language](self.text)
 
     @property
     def command(self) -> str:
-        """Whose config it is: that of its file (`# eval.toml`), or of `braid rl`."""
+        """Command whose config the block shows, from its file name (`# eval.toml`); by default `braid rl`."""
         stem = Path(self.file or "").stem
         return stem if stem in CONFIGS else "rl"
 
     @property
     def place(self) -> str:
-        """`docs/losses.md:52`."""
+        """Location of the block, such as `docs/losses.md:52`."""
         return f"{name_of(self.document)}:{self.line}"
 
 

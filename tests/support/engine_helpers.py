@@ -1,4 +1,4 @@
-"""What the tests of the embedded engine share."""
+"""Helpers of the tests of the embedded engine."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -47,14 +47,14 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 
 def plain_logprobs(path: Path, tokens: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """f32[T - 1, V]: row t describes token t + 1."""
+    """Return log-probs f32[T - 1, V] of a plain forward; row t describes token t + 1."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     with torch.no_grad():
         return (model(torch.tensor([tokens])).logits[0, :-1] / temperature).log_softmax(-1)
 
 
 def check_logprobs(path: Path, request: Completion, start: int = 0) -> None:
-    """The reported log-probs from generated token `start` on are those of a plain forward over the whole sequence."""
+    """Assert that the reported log-probs from generated token `start` on equal those of a plain forward."""
     logprobs = plain_logprobs(path, request.tokens, request.params.temperature or 1.0)
     first = len(request.prompt) - 1 + start
     expected = logprobs[range(first, len(logprobs)), request.tokens[first + 1 :]]
@@ -63,7 +63,7 @@ def check_logprobs(path: Path, request: Completion, start: int = 0) -> None:
 
 
 def save_scaled(model: Path, folder: Path, factor: float) -> None:
-    """Every weight of a model, times a factor."""
+    """Return the weights of a model times a factor."""
     scaled = AutoModelForCausalLM.from_pretrained(model)
     with torch.no_grad():
         for parameter in scaled.parameters():

@@ -1,4 +1,4 @@
-"""Playing an environment as a run does: resolved from its block, behind the real interception."""
+"""Run environments as in a training run: resolved from a config block, behind the real interception server."""
 
 from typing import Any
 
@@ -11,18 +11,18 @@ from tests.support.scripted_model import ScriptedModel
 
 
 def tasks(taskset_id: str, **keys: Any) -> list[Any]:
-    """All tasks of a taskset, found by its id."""
+    """Load all tasks of a taskset by id."""
     config = taskset_config_type(taskset_id).model_validate({"id": taskset_id, **keys})
     return list(load_taskset(config))
 
 
 def endpoint(base_url: str) -> vf.EvalClientConfig:
-    """The client of a scripted model."""
+    """Return the client of a scripted model."""
     return vf.EvalClientConfig(base_url=base_url, api_key_var="NO_SUCH_KEY")
 
 
 async def play(model: ScriptedModel, block: dict[str, Any], task: vf.Task | None = None) -> vf.Episode:
-    """One episode of the environment of `block`, on its first task unless another is given."""
+    """Run one episode of the environment `block`, by default on its first task."""
     env = load_environment(resolve_env(block))
     chosen = next(iter(env.taskset)) if task is None else task
     async with model.serve() as base_url, env.serving():

@@ -1,4 +1,4 @@
-"""Builders of real verifiers episodes, and what an algorithm wrote on them."""
+"""Builders of real verifiers episodes, and access to their assigned advantages."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["TASK", "advantages_of", "episode", "node", "trace"]
 
 
 def advantages_of(episodes: Sequence[Episode]) -> list[float | None]:
-    """The advantage of each trace's sampled tokens, which must be uniform; None where unassigned."""
+    """Return the advantage of each trace, which must be uniform over its sampled tokens. None if unassigned."""
     found = []
     for item in (item for played in episodes for item in played.traces):
         values = {value for graph_node in item.nodes for value in graph_node.advantages or []}

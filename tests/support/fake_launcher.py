@@ -1,4 +1,4 @@
-"""A launcher that starts nothing, for the tests of those that use one."""
+"""A launcher that starts no processes, for tests of code that uses launchers."""
 
 from dataclasses import dataclass, field
 
@@ -7,7 +7,7 @@ from braidrl.launch.contract import Placement, Process, ProcessExit, Slot
 
 @dataclass
 class FakeLauncher:
-    """A launcher whose processes end when the test says so."""
+    """Launcher whose processes end when the test ends them."""
 
     moves = True
     placement_timeout = 0.0

@@ -1,4 +1,4 @@
-"""A teacher that scores prompts as vLLM does, and every way in which it may not."""
+"""A teacher server that scores prompts like vLLM, with configurable faults."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,21 +17,21 @@ from braidrl.configs.algorithm import OPDConfig
 
 @dataclass
 class FakeTeacher:
-    """Settings are read at each request, so that a test may change them on the way."""
+    """Fake teacher. Attributes are read at each request, so tests may change them while it runs."""
 
     scores: Callable[[list[int]], list[float]] = lambda token_ids: [-0.25 * token for token in token_ids]
-    """Log-prob of every token of a prompt."""
+    """Function that returns the log-prob of every token of a prompt."""
     decode: Callable[[int], str] | None = None
-    """Text of a token; None: answers carry none."""
+    """Function that returns the text of a token. None if answers contain no texts."""
     tokenize: Callable[[str], list[int]] | None = None
-    """None: there is no such route."""
+    """Implementation of the tokenize route. None if the server does not have it."""
     has_generate: bool = True
     vocabulary: int = 10**6
     latency: float = 0.0
     failures: list[int] = field(default_factory=list)
-    """Statuses of the next answers."""
+    """HTTP statuses of the next answers, which fail."""
     edit: Callable[[dict[str, Any]], Any] = lambda answer: answer
-    """What becomes of an answer before it is sent; a string goes out as it is."""
+    """Function applied to an answer before it is sent. A string is sent unchanged."""
     requests: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
     """Route and body of every scoring request."""
     headers: list[dict[str, str]] = field(default_factory=list)
@@ -82,7 +82,7 @@ class FakeTeacher:
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator[str]:
-        """The server's address, ending in `/v1`."""
+        """Address of the server, ending in `/v1`."""
         app = web.Application()
         for route in ("/inference/v1/generate", "/v1/completions", "/tokenize"):
             app.router.add_post(route, self.answer)
@@ -91,7 +91,7 @@ class FakeTeacher:
 
 
 def policy(path: Path, url: str = "") -> SimpleNamespace:
-    """What an algorithm sees of the live policy."""
+    """Stub of the live policy as passed to algorithms."""
     return SimpleNamespace(url=url, api_key=None, policy=str(path))
 
 
@@ -106,6 +106,6 @@ def frozen_source(url: str) -> dict[str, Any]:
 
 
 def toy(path: Path, shift: int = 0) -> Callable[[int], str]:
-    """Reads ids as the policy does, or with its letters moved on by `shift`."""
+    """Tokenizer with the ids of the policy's tokenizer, or with letters shifted by `shift`."""
     tokenizer = AutoTokenizer.from_pretrained(path)
     return lambda token: tokenizer.decode([token + shift if 64 <= token < 80 else token])

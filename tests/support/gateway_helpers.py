@@ -1,4 +1,4 @@
-"""What the tests of the gateway share."""
+"""Helpers of the tests of the gateway."""
 
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -22,7 +22,7 @@ class Setup:
     http: aiohttp.ClientSession
 
     async def generate(self, session: str | None = None, **params: Any) -> tuple[int, dict[str, Any]]:
-        """Status and body of one generation."""
+        """Send one generation request and return status and body."""
         headers = {"X-Session-ID": session} if session else {}
         sampling = {"temperature": 1.0, "logprobs": 1, "max_tokens": 16} | params
         body = {"model": "tiny", "token_ids": PROMPT, "sampling_params": sampling}
@@ -43,7 +43,7 @@ async def open_gateway(
     live: bool = True,
     **settings: Any,
 ) -> AsyncIterator[Setup]:
-    """A gateway over these engines; `most`: calls that one of them works on at once."""
+    """Run a gateway in front of these engines. `most` is the maximum number of concurrent calls per engine."""
     async with AsyncExitStack() as stack:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         urls = [engine.url for engine in engines]

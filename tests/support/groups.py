@@ -1,4 +1,4 @@
-"""Groups of episodes as curricula see them."""
+"""Groups of episodes as passed to curricula."""
 
 from collections.abc import Iterator, Sequence
 
@@ -9,7 +9,7 @@ from tests.support.stub_episodes import make_episode
 
 
 class Endless(vf.Taskset[vf.Task[vf.TaskData], vf.TasksetConfig]):
-    """Tasks without end."""
+    """Infinite taskset."""
 
     INFINITE = True
 
@@ -26,7 +26,7 @@ def group_of(
     advantages: Sequence[float | None] = (),
     group_id: str = "g",
 ) -> list[vf.Episode]:
-    """A finished group: one episode a reward (None: it was never scored), each with its advantage if it has one."""
+    """Return a finished group with one episode per reward (None if it was never scored), and optional advantages."""
     episodes = [make_episode(task, reward, f"{group_id}/{n}").episode for n, reward in enumerate(rewards)]
     for episode in episodes:
         episode.group = vf.GroupInfo(id=group_id)

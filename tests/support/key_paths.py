@@ -1,4 +1,4 @@
-"""Which dotted keys a config file may have, by its JSON schema."""
+"""Dotted keys of a config file, from its JSON schema."""
 
 from typing import Any
 
@@ -8,13 +8,13 @@ from braidrl.configs.core.schema import file_schema
 
 
 class KeyPaths:
-    """The keys of files for a config class; those of a list are named without a number."""
+    """Keys of the config files of a class. Elements of lists have no index."""
 
     def __init__(self, cls: type[BaseModel]) -> None:
         self.schema = file_schema(cls)
 
     def exist(self, path: str) -> bool:
-        """Whether `path` leads to a key, through any of the blocks that may stand there."""
+        """Return True if `path` is a key, in any of the alternative blocks."""
         nodes = [self.schema]
         for name in path.split("."):
             options = [option for node in nodes for option in self._options(node)]
@@ -22,7 +22,7 @@ class KeyPaths:
         return bool(nodes)
 
     def _options(self, node: dict[str, Any]) -> list[dict[str, Any]]:
-        """The schemas that a node may be: references followed, lists entered."""
+        """Yield the alternative schemas of a node, with references resolved and lists replaced by their elements."""
         if "$ref" in node:
             return self._options(self.schema["$defs"][node["$ref"].rpartition("/")[2]])
         inner = [

@@ -1,4 +1,4 @@
-"""The names of metrics that docs/metrics.md explains. (Those of the trainer are checked against the code.)"""
+"""Names of the metrics in docs/metrics.md. (Those of the trainer are checked against the code.)"""
 
 import re
 
@@ -8,7 +8,7 @@ _TEXT = (DOCS / "metrics.md").read_text()
 
 
 def _names() -> set[str]:
-    """From the first cells of the tables; `/failed` after `episodes/done` is written out."""
+    """Return the names in the first column of the tables. `/failed` after `episodes/done` becomes `episodes/failed`."""
     names: set[str] = set()
     for row in _TEXT.splitlines():
         first: list[str] = []
@@ -26,5 +26,5 @@ NAMES = _names()
 
 
 def explained(name: str) -> bool:
-    """Whether a metric, as a document names it, is one of them, of which `...` stands for the rest of a name."""
+    """Return True if a metric name is documented. `...` matches the rest of a name."""
     return any(re.fullmatch(re.escape(known).replace(re.escape("..."), ".+"), name) for known in NAMES)

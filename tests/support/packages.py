@@ -1,4 +1,4 @@
-"""Packages that bring something to Braid, for the tests of plugins: made, installed and used."""
+"""Third-party packages for the tests of plugins: creation, installation and use."""
 
 import json
 import os
@@ -58,7 +58,7 @@ def _environment(site: Path) -> dict[str, str]:
 
 
 def python(site: Path, *args: str, folder: Path = REPOSITORY) -> subprocess.CompletedProcess[str]:
-    """Run Python where the package in `site` is installed like any other."""
+    """Run Python code in a process in which the package in `site` counts as installed."""
     return subprocess.run(
         [sys.executable, *args],
         capture_output=True,
@@ -71,8 +71,8 @@ def python(site: Path, *args: str, folder: Path = REPOSITORY) -> subprocess.Comp
 
 @contextmanager
 def commands(site: Path) -> Iterator[Commands]:
-    """A function that runs `braid` with its arguments in one process for all calls, where the package in `site` is
-    installed like any other."""
+    """Yield a function that runs `braid` with its arguments. One process, in which the package in `site` counts as
+    installed, serves all calls."""
     with subprocess.Popen(
         [sys.executable, "-c", COMMANDS],
         stdin=subprocess.PIPE,
@@ -95,7 +95,7 @@ def commands(site: Path) -> Iterator[Commands]:
 def installed(
     folder: Path, package: str, name: str, value: str, source: str = "", group: str = "braidrl.algorithms"
 ) -> Path:
-    """A folder as an installer leaves it: a module `PACKAGE`, and metadata with one entry point."""
+    """Create a folder like an installer: a module `PACKAGE`, and metadata with one entry point."""
     info = folder / f"{package}-1.5.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.5\n")
@@ -105,7 +105,7 @@ def installed(
 
 
 def installed_loss(folder: Path) -> Path:
-    """A package `trusting` with the loss of that type, its config apart from its function, in a folder."""
+    """Create a package `trusting` with a loss of that type. Config and function are in separate modules."""
     config = LOSS_CONFIG.format(function="trusting_function:trusting_loss")
     installed(folder, "trusting", "trusting", "trusting:Config", config, "braidrl.losses")
     (folder / "trusting_function.py").write_text(LOSS_FUNCTION)
@@ -113,6 +113,6 @@ def installed_loss(folder: Path) -> Path:
 
 
 def listed(text: str) -> dict[str, str]:
-    """What `braid algorithms` or `braid losses` prints of each type, its lines joined."""
+    """Parse the output of `braid algorithms` or `braid losses`: the joined lines of each type."""
     blocks = [block.split("\n", 1) for block in text.split("\n\n")]
     return {name: " ".join(rest.split()) for name, rest in blocks}

@@ -6,6 +6,6 @@ REPOSITORY = Path(__file__).parents[2]
 DOCS = REPOSITORY / "docs"
 EXAMPLES = REPOSITORY / "examples"
 DATA = REPOSITORY / "tests" / "data"
-"""Worked cases; see its README."""
+"""Worked cases; see the README in `tests/data`."""
 SUPPORT = REPOSITORY / "tests" / "support"
-"""Helpers of the tests. On the Python path: verifiers loads tasksets and harnesses by the name of their module."""
+"""Test helpers. The folder is on the Python path, because verifiers imports tasksets and harnesses by module name."""

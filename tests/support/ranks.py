@@ -1,4 +1,4 @@
-"""Real processes that train together over gloo, forked from one that has imported what they need."""
+"""Real gloo process groups, forked from a process that has already imported the required modules."""
 
 import os
 import socket
@@ -13,7 +13,8 @@ PRELOADED = ["braidrl.trainer.rl.step", "braidrl.transport.weights", "pytest"]
 
 
 def run_ranks(count: int, work: Callable[..., None], *args: Any, timeout: float = 120.0) -> None:
-    """Call `work(*args)`, a function of a module, in `count` processes of one group; fail with what one says."""
+    """Call `work(*args)`, a module-level function, in `count` processes of one group. Fails with the error of a
+    process."""
     context = get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     with socket.socket() as probe:

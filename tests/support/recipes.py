@@ -1,4 +1,4 @@
-"""Config files with an `algorithm` section, for the tests of what it expands into and what it refuses."""
+"""Config files with an `algorithm` section."""
 
 from pathlib import Path
 
@@ -15,6 +15,6 @@ orchestrator:
 
 
 def dry_run(tmp_path: Path, text: str, *flags: str) -> int:
-    """The exit code of `braid rl --dry-run` with this file."""
+    """Return the exit code of `braid rl --dry-run` with this file."""
     (tmp_path / "run.yaml").write_text(text)
     return main(["rl", "@", str(tmp_path / "run.yaml"), *flags, "--dry-run"])

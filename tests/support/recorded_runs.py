@@ -1,4 +1,4 @@
-"""A run of the real three processes with three algorithms, recorded for whoever looks at records."""
+"""A recorded run of the three real processes with three algorithms."""
 
 import socket
 from pathlib import Path
@@ -13,8 +13,9 @@ EXAMPLE = EXAMPLES / "mixed"
 
 
 def play_mixed(folder: Path, model: Path, steps: int = 3) -> RunFolder:
-    """Some steps of examples/mixed (`max_rl`, `echo` and `opd`: each is one micro batch with tokens in all three
-    components) that starts from `model` and has a teacher of the same size. Its evaluations are short."""
+    """Run several steps of examples/mixed from `model`, with a teacher of the same size and short evaluations.
+
+    Its algorithms are `max_rl`, `echo` and `opd`. Each step is one micro batch with tokens in all three components."""
     teacher = create_tiny_model(folder / "teacher", seed=1)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -1,5 +1,5 @@
-"""A small recorded run, made in this process by the real sink, ledger, trainer step and recorders: groups of several
-fates, a branched trace, an observation that trains, tokens that the trust region rejects."""
+"""A small run recorded in this process by the real sink, ledger, trainer step and recorders. It has groups of several
+outcomes, a branched trace, an observation that trains, and tokens outside the trust region."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,9 +26,9 @@ from tests.support.trainer_batches import trainer_config
 
 STEPS = 2
 LIKELY = -5.58
-"""About the log-prob that a random policy gives to one token of its 265."""
+"""Approximate log-prob of a token under a random policy with 265 tokens."""
 SURE = -0.5
-"""One that its sampler was much surer of: beyond the trust region."""
+"""Log-prob of a sampler that was much more certain, so that the token is outside the trust region."""
 SOURCES = {"group": {"type": "grpo"}, "told": {"type": "echo", "roles": {"tool": {"alpha": 0.5}}}}
 CONFIG = """\
 max_steps = 2
@@ -51,7 +51,7 @@ type = "echo"
 
 @dataclass
 class Recording:
-    """What records a run: its sink, its sources and its trainer."""
+    """Components that record a run: sink, sources and trainer."""
 
     run: RunFolder
     sink: Sink
@@ -79,7 +79,7 @@ class Recording:
         return Group(self.dispatched - 1, source, source.curriculum.next_task(), range(2))
 
     async def end(self, group: Group, episodes: Sequence[FinishedEpisode]) -> None:
-        """Let all of a group's episodes end."""
+        """End all episodes of a group."""
         for number, finished in enumerate(episodes):
             finished.key = group.key(number)
             finished.episode.group = vf.GroupInfo(id=group.id)
@@ -87,11 +87,11 @@ class Recording:
         await self.sink.complete(group)
 
     def train(self, step: int) -> None:
-        """Take the batch of `step`, learn from it, record everything."""
+        """Train on the batch of `step` and record everything."""
         batch = self.sink.take(step)
         assert batch is not None
         samples = batch.training_batch.samples
-        # whole here: the credit of no source waits for the batch
+        # complete already, because no algorithm here has the barrier `batch`
         self.sink._conclude(batch)
         ended = self.sink.take_ended()
         metrics = MetricsWriter(self.run.metrics("orchestrator"))
@@ -104,8 +104,8 @@ class Recording:
 
 
 async def record_run(folder: Path, model: Path) -> RunFolder:
-    """Two steps of a group that trains, one without signal, one with too few survivors and one of echo, of which an
-    answer is beyond the trust region; in the second step the other answer of echo is branched."""
+    """Record two steps, each with a group that trains, one without signal, one with too few episodes, and one of echo.
+    In the echo group, one answer is outside the trust region; in the second step, the other answer is branched."""
     recording = Recording.start(folder, model)
     for step in range(1, STEPS + 1):
         plain, flat, broken, told = (recording.group(name) for name in ("group", "group", "group", "told"))
@@ -131,7 +131,7 @@ async def record_run(folder: Path, model: Path) -> RunFolder:
 
 
 def said(group: Group, reward: float, text: str, version: int, logprob: float = LIKELY) -> FinishedEpisode:
-    """An episode of one turn, in real tokens."""
+    """Return an episode of one turn with real tokens."""
     finished = make_episode(group.task, reward, "key", version)
     trace = finished.episode.traces[0]
     trace.nodes[:] = [message("user", "what?", None), message("assistant", text, 0, logprob)]
@@ -140,7 +140,7 @@ def said(group: Group, reward: float, text: str, version: int, logprob: float = 
 
 
 def branched(group: Group, reward: float) -> FinishedEpisode:
-    """One whose agent went back twice: two answers to the same question, and two ends after the second."""
+    """Return an episode with two rollbacks: two answers to the same question, and two continuations of the second."""
     finished = said(group, reward, "first try", 0)
     trace = finished.episode.traces[0]
     trace.nodes += [
@@ -157,14 +157,14 @@ def branched(group: Group, reward: float) -> FinishedEpisode:
 
 
 def watched(finished: FinishedEpisode) -> FinishedEpisode:
-    """The same, with an answer of a tool after its first turn."""
+    """Return an episode with a tool message after its first turn."""
     trace = finished.episode.traces[0]
     trace.nodes.append(message("tool", "it rains", 1))
     return finished
 
 
 def message(role: str, text: str, parent: int | None, logprob: float | None = None) -> MessageNode:
-    """A message in the tokens of the tiny model; of an answer all but its header is sampled."""
+    """Return a message in tokens of the tiny model. Of an answer, all tokens except its header are sampled."""
     tokenizer = byte_tokenizer()
     header, body = (tokenizer.encode(part) for part in (f"<|im_start|>{role}\n", f"{text}<|im_end|>"))
     said = {

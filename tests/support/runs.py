@@ -1,4 +1,4 @@
-"""Runs of the real three processes on a tiny model, for the tests of this tier."""
+"""Runs of the three real processes on a tiny model."""
 
 import json
 import os
@@ -31,7 +31,7 @@ env.taskset.id = "reverse-text"
 
 
 class Launch:
-    """`braid rl` on the config above, in a folder of its own; packages of the folder `site` count as installed."""
+    """`braid rl` with the config above in a separate folder. Packages in the folder `site` count as installed."""
 
     def __init__(self, folder: Path, model: Path, site: Path | None = None) -> None:
         self.folder = folder
@@ -42,7 +42,7 @@ class Launch:
         self.run = RunFolder(folder / "run")
 
     def start(self, *flags: str) -> subprocess.Popen:
-        """Start it; its output goes to `output`."""
+        """Start the run and write its output to `output`."""
         command = [
             sys.executable,
             "-m",
@@ -59,7 +59,7 @@ class Launch:
             return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=env)
 
     def finish(self, *flags: str, timeout: float = 180.0) -> str:
-        """Run it to its end, which must be a good one; returns its output."""
+        """Run to the end, assert success and return the output."""
         code = self.start(*flags).wait(timeout)
         assert code == 0, self.report()
         return self.output.read_text()
@@ -69,23 +69,23 @@ class Launch:
         return self.folder / "output.txt"
 
     def rows(self, process: str) -> list[dict]:
-        """Metrics of a process, a dict a step."""
+        """Return the metrics of a process, one dictionary per step."""
         path = self.run.metrics(process)
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def episodes(self, step: int) -> list[dict]:
-        """Recorded training episodes of a step."""
+        """Return the recorded training episodes of a step."""
         with self.run.train_episodes(step).open() as lines:
             return [json.loads(line) for line in lines]
 
     def report(self) -> str:
-        """Everything that a failed test wants to show."""
+        """Return the end of all logs, for the message of a failed test."""
         logs = [f"== {path.name}\n{path.read_text()[-3000:]}" for path in sorted(self.run.logs.glob("*.log"))]
         return "\n".join([self.output.read_text(), *logs])
 
 
 def command_lines(launch: Launch) -> dict[int, list[str]]:
-    """What follows `braid` of every process of a run, by process id."""
+    """Return the arguments after `braid` of every process of a run, by process id."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -99,12 +99,12 @@ def command_lines(launch: Launch) -> dict[int, list[str]]:
 
 
 def process_ids(launch: Launch) -> dict[str, int]:
-    """Running processes of a run, by name."""
+    """Return the ids of the running processes of a run, by name."""
     return {arguments[0]: pid for pid, arguments in command_lines(launch).items()}
 
 
 def wait_until(condition: Callable[[], bool], what: str, timeout: float = 120.0) -> None:
-    """Poll until `condition` holds; fails with `what` at the deadline."""
+    """Poll until `condition` is true. Fails with `what` at the deadline."""
     deadline = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < deadline, f"waited {timeout:g} s for {what}"

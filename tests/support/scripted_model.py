@@ -10,13 +10,13 @@ from braidrl.utils.tiny_model import byte_tokenizer
 
 
 class ScriptedModel:
-    """Answers the calls of one rollout with the replies of a script, in order; the last one repeats.
+    """Model that answers the calls of one rollout with the replies of a script in order. The last one repeats.
 
-    A reply is a text, a list of tool calls `(name, raw arguments)`, or `(HTTP status, error message)`; for
-    the training client it is `(text, finish reason)`."""
+    A reply is a text, a list of tool calls `(name, raw arguments)`, or `(HTTP status, error message)`. For the training
+    client it is `(text, finish reason)`."""
 
     takes_tokens = True
-    """Whether it has the route for token ids."""
+    """True if the server has the route for token ids."""
 
     def __init__(self, *script: Any) -> None:
         self.script = script

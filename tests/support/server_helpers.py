@@ -1,4 +1,4 @@
-"""What the tests of the inference server share."""
+"""Helpers of the tests of the inference server."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ def config_of(path: Path, **settings: Any) -> InferenceConfig:
 
 @asynccontextmanager
 async def running(path: Path, **settings: Any) -> AsyncIterator[aiohttp.ClientSession]:
-    """A session with a server of its own as base address."""
+    """Start a server and yield a session with its address as base."""
     address: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     server = asyncio.create_task(serve(config_of(path, **settings), ready=address.set_result))
     await asyncio.wait({server, address}, timeout=DEADLINE, return_when=asyncio.FIRST_COMPLETED)
@@ -38,7 +38,7 @@ async def running(path: Path, **settings: Any) -> AsyncIterator[aiohttp.ClientSe
 
 
 async def address_of(session: aiohttp.ClientSession) -> str:
-    """Where a running server listens, as replicas are configured."""
+    """Return the address of a running server as in the config of replicas."""
     async with session.get("/health") as response:
         return str(response.url.with_path("/v1"))
 

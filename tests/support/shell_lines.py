@@ -1,4 +1,4 @@
-"""The commands in shell blocks of documents, word by word, without a shell."""
+"""Parsing of the commands in shell blocks of documents, without a shell."""
 
 import re
 import shlex
@@ -8,19 +8,19 @@ from tests.support.documents import Block
 
 SHELLS = ("bash", "console", "sh", "shell", "zsh", "fish")
 PROMPT = "$ "
-"""Begins a line of a shown session that somebody typed."""
+"""Prompt at the start of a typed line in a shown session."""
 
 
 def commands_of(block: Block) -> Iterator[list[str]]:
-    """Every simple command of a block of commands, or of a session that one shows: its words, without the variables
-    that it sets and where its output goes."""
+    """Return the words of every simple command in a block of commands or a shown session, without variable assignments
+    and redirections."""
     for line in block.text.replace("\\\n", " ").splitlines():
         if block.language in SHELLS or line.startswith(PROMPT):
             yield from simple_commands(line.removeprefix(PROMPT).removesuffix(" ..."))
 
 
 def simple_commands(line: str) -> Iterator[list[str]]:
-    """The commands of a line, in whichever way it joins them."""
+    """Return the commands of a line, joined by any operator."""
     lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
     lexer.whitespace_split = True
     command: list[str] = []

@@ -1,4 +1,4 @@
-"""A harness that plays a story of a test: the test alone decides which messages it sends, and in which order."""
+"""A harness that runs a function of the test (a story), which decides which messages are sent, and in which order."""
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ Message = dict[str, Any]
 
 @dataclass
 class Chat:
-    """What a story talks to: the rollout's interception endpoint."""
+    """Client of the rollout's interception endpoint, passed to a story."""
 
     endpoint: str
     secret: str
@@ -25,7 +25,7 @@ class Chat:
     async def ask(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), request: str = ""
     ) -> Message:
-        """The model's reply, as a harness is to give it back; `request` names the call for `link`."""
+        """Return the model's reply as a message for the history. `request` is the name of the call for `link`."""
         status, body = await self.post(messages, tools, request)
         assert status == 200, body
         return body["choices"][0]["message"]
@@ -33,7 +33,7 @@ class Chat:
     async def post(
         self, messages: Sequence[Message], tools: Sequence[Message] = (), request: str = ""
     ) -> tuple[int, Any]:
-        """(status, body) of one model call."""
+        """Send one model call and return status and body."""
         headers = {"Authorization": f"Bearer {self.secret}"}
         if request:
             headers[ACP_MODEL_REQUEST_ID_HEADER] = request
@@ -43,7 +43,7 @@ class Chat:
             return response.status, await response.json()
 
     def link(self, source: str, target: str, kind: str) -> None:
-        """Declare what one call has to do with another, as an ACP harness does."""
+        """Declare a relation between two calls, like an ACP harness."""
         edge = SemanticEdge(source_request_id=source, target_request_id=target, type=kind)
         self.trace.add_semantic_edges(SemanticEdgeSet(edges=[edge]))
 
@@ -51,7 +51,7 @@ class Chat:
 Story = Callable[[Chat], Awaitable[None]]
 
 STORIES: dict[str, Story] = {}
-"""By the name in the harness's configuration."""
+"""Stories by their name in the config of the harness."""
 
 
 class StoryHarnessConfig(vf.HarnessConfig):

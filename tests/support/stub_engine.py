@@ -1,6 +1,6 @@
 """A stub inference server: the routes of a real one, random tokens of the tiny tokenizer, no model.
 
-Tokens follow from the request's seed, so that runs repeat. Tests make it slow, break it, or restart it.
+Tokens depend only on the request's seed, so runs are reproducible. Tests can slow it down, break it, or restart it.
 """
 
 import asyncio
@@ -13,46 +13,46 @@ import msgspec
 from aiohttp import web
 
 LETTERS = range(64, 90)
-"""Token ids of `a` to `z`."""
+"""Token ids of the letters `a` to `z`."""
 END = 258
 """Token id of `<|im_end|>`."""
 
 
 @dataclass
 class StubEngine:
-    """One replica. Use as an async context; `url` ends in `/v1`."""
+    """Stub of one replica, used as an async context manager. `url` ends in `/v1`."""
 
     model: str = "tiny"
     length: int = 8
-    """Tokens of an answer, the end token included."""
+    """Number of tokens of an answer, the end token included."""
     latency: float = 0.0
-    """Seconds that one answer takes."""
+    """Seconds per answer."""
     update_seconds: float = 0.0
-    """Seconds that a weight update takes."""
+    """Seconds per weight update."""
     max_model_len: int = 512
     port: int = 0
     version: int = 0
     numeric_ids: bool = False
-    """Spell log-probs as stock vLLM does."""
+    """True to send log-probs in the format of stock vLLM."""
     acknowledges: int | None = None
-    """Version to answer to every update instead of the one that was sent."""
+    """Version acknowledged for every update instead of the requested one, or None."""
     failures: list[int] = field(default_factory=list)
-    """Statuses with which the next generations fail."""
+    """HTTP statuses with which the next generations fail."""
     requests: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all model calls, in order of arrival."""
     headers: list[dict[str, str]] = field(default_factory=list)
     updates: list[dict[str, Any]] = field(default_factory=list)
     """Bodies of all weight updates."""
     overlapping: int = 0
-    """Most updates at once."""
+    """Maximum number of concurrent updates so far."""
     cancelled: int = 0
-    """Generations whose caller went away."""
+    """Number of generations whose caller disconnected."""
     events: list[str] = field(default_factory=list)
-    """What was asked of it, of `sleep`, `wake_up`, `update` and `generate`, without repetitions."""
+    """Sequence of `sleep`, `wake_up`, `update` and `generate` requests, without consecutive repetitions."""
     hangs: bool = False
-    """Answer to nothing, until it is False again."""
+    """While True, no request is answered."""
     most_at_once: int = 0
-    """Most generations at once."""
+    """Maximum number of concurrent generations so far."""
 
     @property
     def url(self) -> str:
@@ -123,7 +123,7 @@ class StubEngine:
         return _json(answer)
 
     def tokens(self, seed: int, max_tokens: int) -> list[int]:
-        """The answer to a request with this seed."""
+        """Return the answer to a request with this seed."""
         letters = random.Random(seed).choices(LETTERS, k=self.length - 1)
         return [*letters, END][:max_tokens]
 
@@ -132,7 +132,7 @@ class StubEngine:
         return {**name, "logprob": logprob, "top_logprobs": [{**name, "logprob": logprob}]}
 
     async def _versions(self, count: int) -> list[tuple[int, int]]:
-        """Sample half before and half after the latency, so that an update in between shows."""
+        """Sample half of the tokens before and half after the latency, so that an update in between has an effect."""
         first = self.version
         self._generating += 1
         self.most_at_once = max(self.most_at_once, self._generating)

@@ -1,4 +1,4 @@
-"""Ended episodes, made by hand."""
+"""Ended episodes, constructed directly."""
 
 import verifiers.v1 as vf
 from verifiers.v1.graph import MessageNode
@@ -7,13 +7,13 @@ from verifiers.v1.trace import AgentInfo, Error, TraceTask
 from braidrl.orchestrator.envs.source import FinishedEpisode
 
 SAMPLED = 3
-"""Tokens that each trace samples."""
+"""Number of sampled tokens per trace."""
 
 
 def make_episode(
     task: vf.Task, reward: float | None, key: str, version: int = 0, logprobs: int = SAMPLED
 ) -> FinishedEpisode:
-    """An episode of one turn, sampled by policy `version`; a reward of None: scoring never ran."""
+    """Return an episode of one turn, sampled by policy `version`. A reward of None means that scoring never ran."""
     recorded = TraceTask(type="StubTask", data=task.data)
     trace = vf.Trace(task=recorded, agent=AgentInfo(config=vf.AgentConfig()), ok=True, is_completed=True)
     trace.rewards["score"] = None
@@ -34,7 +34,7 @@ def make_episode(
 
 
 def make_failure(task: vf.Task, key: str) -> FinishedEpisode:
-    """An episode that broke."""
+    """Return a failed episode."""
     done = make_episode(task, 0.0, key)
     done.episode.ok = False
     done.episode.errors.append(Error(type="EnvError", message="it broke"))
@@ -42,7 +42,7 @@ def make_failure(task: vf.Task, key: str) -> FinishedEpisode:
 
 
 def observe(finished: FinishedEpisode) -> FinishedEpisode:
-    """The same, with an answer of a tool at its end."""
+    """Return an episode with a tool message at its end."""
     nodes = finished.episode.traces[0].nodes
     answer = vf.ToolMessage(tool_call_id="call", content="answer")
     nodes.append(MessageNode(parent=1, message=answer, token_ids=[3, 4], mask=[False, False]))
@@ -50,7 +50,7 @@ def observe(finished: FinishedEpisode) -> FinishedEpisode:
 
 
 def join(finished: FinishedEpisode, *others: FinishedEpisode) -> FinishedEpisode:
-    """One episode of the traces of several."""
+    """Merge the traces of several episodes into one episode."""
     for other in others:
         finished.episode.traces += other.episode.traces
         finished.spans |= other.spans

@@ -1,4 +1,4 @@
-"""A harness that runs commands in the agent's runtime, as those of coding agents do, and asks no model."""
+"""A harness that runs commands in the agent's runtime, like coding agents, without calling a model."""
 
 import verifiers.v1 as vf
 from verifiers.v1.runtimes import ProgramResult, Runtime
@@ -8,7 +8,7 @@ __all__ = ["StubHarness"]
 
 class StubHarnessConfig(vf.HarnessConfig):
     commands: tuple[str, ...] = ()
-    """What is run, one after another."""
+    """Commands, run in order."""
 
 
 class StubHarness(vf.Harness[StubHarnessConfig]):

@@ -1,4 +1,4 @@
-"""A taskset whose rewards go wrong in every way that tests need."""
+"""A taskset with faulty rewards."""
 
 import asyncio
 import math
@@ -17,10 +17,10 @@ class StubConfig(vf.TasksetConfig):
     num_tasks: int = 8
     behaviour: Behaviour = "letters"
     slow_tasks: tuple[int, ...] = ()
-    """Positions of tasks whose scoring takes `seconds`."""
+    """Indices of the tasks whose scoring takes `seconds`."""
     seconds: float = 0.0
     waits_for: str = ""
-    """Path that must exist before anything is scored."""
+    """Path that must exist before scoring begins."""
 
 
 class StubData(vf.TaskData):
@@ -32,7 +32,7 @@ class StubData(vf.TaskData):
 class StubTask(vf.Task[StubData]):
     @vf.reward
     async def letters(self, trace: vf.Trace) -> float:
-        """Share of letters of the reply before `n`, or what the behaviour says."""
+        """Return the share of letters of the reply before `n`, or the value or error of the configured behaviour."""
         await asyncio.sleep(self.data.seconds)
         while self.data.waits_for and not Path(self.data.waits_for).exists():
             await asyncio.sleep(0.01)

@@ -1,4 +1,4 @@
-"""A stub trainer: takes batches and publishes empty weights; and the orchestrator's config to go with it."""
+"""A stub trainer that takes batches and publishes empty weights, and a matching orchestrator config."""
 
 import asyncio
 import shutil
@@ -19,7 +19,7 @@ POLL_SECONDS = 0.01
 
 
 def orchestrator_config(model: Path, output_dir: Path, url: str, **settings: Any) -> OrchestratorConfig:
-    """Four tasks of four episodes a batch, on the stub taskset; `env` sets its keys."""
+    """Return a config with batches of four tasks with four episodes, on the stub taskset. `env` overrides its keys."""
     source = {"env": {"taskset": {"id": "stub-tasks", **settings.pop("env", {})}}, "name": "stub"}
     defaults = {
         "max_steps": 2,
@@ -34,8 +34,8 @@ def orchestrator_config(model: Path, output_dir: Path, url: str, **settings: Any
 
 
 async def train(run: RunFolder, seconds: float = 0.0, weights: Path | None = None) -> list[TrainingBatch]:
-    """Take every batch that comes, until cancelled, and publish a version for each, `seconds` later: an empty one, or
-    always the same `weights`."""
+    """Until cancelled, take every batch and publish a version `seconds` later: an empty one, or always the same
+    `weights`."""
     batches: list[TrainingBatch] = []
     reader = BatchReader(run)
     with suppress(asyncio.CancelledError):
@@ -64,7 +64,7 @@ async def run_with_stubs(
     seconds: float = 0.0,
     weights: Path | None = None,
 ) -> list[TrainingBatch]:
-    """Run the orchestrator to its end against the stub trainer; returns what it shipped."""
+    """Run the orchestrator against the stub trainer and return its batches."""
     trainer = asyncio.create_task(train(RunFolder(config.output_dir), seconds, weights))
     await asyncio.sleep(0)
     try:
@@ -75,8 +75,8 @@ async def run_with_stubs(
 
 
 async def run_stub(model: Path, output_dir: Path, **settings: Any) -> tuple[list[TrainingBatch], StubEngine]:
-    """One run against a fresh stub engine."""
-    # the package keeps one lock for the whole process, but every test has an event loop of its own
+    """Run once against a new stub engine."""
+    # the package has one lock per process, but every test has its own event loop
     renderers.client._max_prompt_len_lock = asyncio.Lock()
     resume_step, seconds = settings.pop("resume_step", None), settings.pop("train_seconds", 0.0)
     async with StubEngine(model=str(model), **settings.pop("engine", {})) as engine:

@@ -1,4 +1,4 @@
-"""A stub of stock vLLM: the routes of a weight update, and a server that one test can reach."""
+"""A stub of stock vLLM: the routes of a weight update, on a local server."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,22 +16,22 @@ DEADLINE = 20.0
 
 @dataclass
 class StubVLLM:
-    """The routes of a vLLM server that an update calls, without a model."""
+    """The routes of a vLLM server that weight updates call, without a model."""
 
     extension: str = WORKER_EXTENSION
     device: str = "cpu"
     missing: set[str] = field(default_factory=set)
-    """Routes that it does not have."""
+    """Routes that the server does not have."""
     statuses: dict[str, list[int]] = field(default_factory=dict)
-    """With which the next calls of a route fail."""
+    """HTTP statuses with which the next calls of a route fail."""
     acknowledges: bool = True
     model: str = "model"
-    """The name of the model that it serves without an adapter."""
+    """Name of the served base model."""
     adapters: list[str] = field(default_factory=list)
-    """Names of adapters that it was given."""
+    """Names of loaded adapters."""
     version: str = "default"
     calls: list[tuple[str, Any]] = field(default_factory=list)
-    """Updates' calls and their bodies, in order."""
+    """Route and body of each update call, in order."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[str]:
@@ -46,7 +46,7 @@ class StubVLLM:
             await runner.cleanup()
 
     async def transfer(self, path: str, body: Any) -> None:
-        """What a route of the weight transfer does; nothing here."""
+        """Handle a route of the weight transfer. Does nothing unless overridden."""
 
     async def _answer(self, request: web.Request) -> web.Response:
         path = request.path

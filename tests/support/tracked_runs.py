@@ -1,4 +1,4 @@
-"""A small run that trackers are told of, and what TensorBoard read of it."""
+"""A small run for trackers, and the values that TensorBoard reads back."""
 
 from pathlib import Path
 
@@ -40,7 +40,7 @@ def write_step(run: RunFolder, step: int) -> None:
 
 
 def small_run(folder: Path) -> RunFolder:
-    """A run of three steps and an evaluation, with a config."""
+    """Write a run with a config, three steps and an evaluation."""
     run = RunFolder(folder)
     run.configs.mkdir(parents=True)
     (run.configs / "rl.toml").write_text('max_steps = 3\n[trainer.optim]\nlr = 1e-5\n[model]\npath = "m"\n')
@@ -51,7 +51,7 @@ def small_run(folder: Path) -> RunFolder:
 
 
 def tell_all(run: RunFolder, config: TrackerConfig, status: str = "done", continues: bool = False) -> None:
-    """Tell the tracker of `config` all that lies in `run`."""
+    """Send all data of `run` to the tracker of `config`."""
     kept = tracked(run, config.type, continues)
     tell(run, config, tracker_class(config)(config, kept), kept.after, lambda seconds: status)
 

@@ -1,4 +1,4 @@
-"""Trackers that go wrong, for the tests; a run's config names them by import path."""
+"""Faulty trackers that a run's config names by import path."""
 
 import threading
 import time
@@ -10,7 +10,7 @@ from braidrl.monitors.trackers.contract import Tracked
 
 
 class Writes:
-    """Writes what it is told to `told.txt`, a line each."""
+    """Tracker that writes each call to `told.txt`, one per line."""
 
     def __init__(self, config: CustomTrackerConfig, tracked: Tracked) -> None:
         tracked.folder.mkdir(parents=True, exist_ok=True)
@@ -29,14 +29,14 @@ class Writes:
 
 
 class Raises(Writes):
-    """Raises when it is told of the first step."""
+    """Tracker that raises at the first step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         raise RuntimeError("the tracker's server is on fire")
 
 
 class Hangs(Writes):
-    """Never returns from the first step."""
+    """Tracker that never returns from the first step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         super().log(step, metrics)
@@ -44,7 +44,7 @@ class Hangs(Writes):
 
 
 class HangsAtTheEnd(Writes):
-    """Never returns from closing."""
+    """Tracker that never returns from closing."""
 
     def close(self, status: str) -> None:
         super().close(status)
@@ -52,7 +52,7 @@ class HangsAtTheEnd(Writes):
 
 
 class BurnsTheProcessor(Writes):
-    """Computes for ever."""
+    """Tracker in an endless busy loop."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         super().log(step, metrics)
@@ -61,13 +61,13 @@ class BurnsTheProcessor(Writes):
 
 
 def told(folder: Path) -> list[str]:
-    """What a tracker above wrote so far."""
+    """Return the lines that a tracker has written so far."""
     path = folder / "told.txt"
     return path.read_text().splitlines() if path.exists() else []
 
 
 def wait_for(folder: Path, start: str, timeout: float = 200.0) -> None:
-    """Wait until a line that begins with `start` was written."""
+    """Wait for a line that begins with `start`."""
     deadline = time.monotonic() + timeout
     while not any(line.startswith(start) for line in told(folder)):
         assert time.monotonic() < deadline, f"waited {timeout:g} s for a line {start!r}, saw {told(folder)}"

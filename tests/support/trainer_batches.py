@@ -1,4 +1,4 @@
-"""Small random batches for the trainer's tests, and a config that trains on them."""
+"""Small random batches for the tests of the trainer, and a config to train on them."""
 
 from pathlib import Path
 from typing import Any
@@ -9,15 +9,15 @@ from braidrl.configs.trainer.config import TrainerConfig
 from braidrl.transport.types import TrainingSample
 
 BYTES = 256
-"""Token ids below are plain bytes of the tiny tokenizer."""
+"""Number of token ids that are plain bytes in the tiny tokenizer."""
 
 
 def make_sample(seed: int, component: str = "rl", prompt: int = 4, completion: int = 6) -> TrainingSample:
-    """A sample whose completion is a member of one component (`rl`, `ce`, `ref_kl`)."""
+    """Return a sample whose completion is a member of one component (`rl`, `ce`, `ref_kl`)."""
     rng = np.random.default_rng(seed)
     length = prompt + completion
     mask = np.arange(length) >= prompt
-    # about what a random model gives to one token of its vocabulary
+    # approximate log-prob of a token under a random model
     logprobs = np.where(mask, rng.normal(-5.6, 0.1, length), 0).astype(np.float32)
     streams: dict[str, Any] = {"rl_weights": np.zeros(length, np.float32)}
     if component == "rl":
@@ -40,7 +40,7 @@ def make_sample(seed: int, component: str = "rl", prompt: int = 4, completion: i
 
 
 def make_batch(seed: int, component: str | None = None, size: int = 6) -> list[TrainingSample]:
-    """Samples of unequal lengths; component None mixes all three."""
+    """Return samples of unequal lengths. Component None mixes all three."""
     kinds = [component] if component else ["rl", "ce", "ref_kl"]
     return [
         make_sample(
@@ -51,7 +51,8 @@ def make_batch(seed: int, component: str | None = None, size: int = 6) -> list[T
 
 
 def trainer_config(model: Path, output_dir: Path, dtype: str = "float32", **changes: Any) -> TrainerConfig:
-    """One thread, and an epsilon so large that AdamW makes no steps of the rounding of tiny gradients."""
+    """Return a config with one thread and an `eps` so large that rounding of tiny gradients does not cause AdamW
+    steps."""
     defaults: dict[str, Any] = {"seq_len": 64, "max_steps": 2, "threads": 1, "batch_timeout": 5}
     defaults |= {"model": {"path": str(model), "dtype": dtype}, "output_dir": output_dir}
     defaults["optim"] = {"lr": 1e-2, "eps": 1e-3, "weight_decay": 0.1}

@@ -1,5 +1,5 @@
-"""Trajectories as a run records them: a story's turns through a real renderer, interception and gateway, answered by a
-scripted engine that remembers every token."""
+"""Trajectories as a run records them: the turns of a story with a real renderer, interception server and gateway,
+answered by a scripted engine that records every token."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -44,7 +44,7 @@ TEMPLATE = (
     "{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"
 )
-"""A chat template with tools that, as Qwen3's, keeps thinking only after the last user message."""
+"""Chat template with tools that keeps thinking only after the last user message, like that of Qwen3."""
 
 RENDERERS = {"qwen3": {"name": "qwen3"}, "default": {"name": "default", "tool_parser": "qwen3"}}
 
@@ -68,20 +68,20 @@ def results(reply: dict[str, Any], text: str) -> list[dict[str, Any]]:
 
 
 def call(at: str, thought: str = "") -> str:
-    """A turn that looks at something."""
+    """A turn with a tool call."""
     said = f"<think>\n{thought}\n</think>\n\n" if thought else ""
     return f'{said}<tool_call>\n{{"name": "look", "arguments": {{"at": "{at}"}}}}\n</tool_call>{END}'
 
 
 async def look_around(chat: Chat, history: list[dict[str, Any]], turns: int) -> None:
-    """So many turns, each but the last one followed by the result of its tool call."""
+    """Run turns and append their messages to `history`. Replies with tool calls are followed by their results."""
     for turn in range(turns):
         reply = await chat.ask(history, [TOOL])
         history += [reply, *(results(reply, f"saw {turn}") if reply.get("tool_calls") else ())]
 
 
 def create_tokenizer(path: Path, template: str = TEMPLATE) -> Path:
-    """A folder that holds the byte tokenizer with a chat template of one's own."""
+    """Save the byte tokenizer with a custom chat template and return the folder."""
     tokenizer = byte_tokenizer()
     tokenizer.chat_template = template
     tokenizer.save_pretrained(path)
@@ -89,7 +89,7 @@ def create_tokenizer(path: Path, template: str = TEMPLATE) -> Path:
 
 
 class Call(NamedTuple):
-    """What the engine was sent, and what it produced."""
+    """Prompt and completion of one call to the engine."""
 
     prompt: list[int]
     completion: list[int]
@@ -101,10 +101,10 @@ class Call(NamedTuple):
 
 
 class ScriptedEngine(StubEngine):
-    """Answers calls with the replies of a script, texts or token ids, each cut at the call's `max_tokens`. No two of
-    its log-probs are alike.
+    """Engine that answers calls with the replies of a script: texts or token ids, truncated to `max_tokens`.
 
-    A script is a sequence, or several ones, each for the calls whose prompt holds its key.
+    A script is a sequence of replies, or a mapping of sequences, each for the calls whose prompt contains its key. All
+    log-probs are different, so that each sampled token can be identified.
     """
 
     def __init__(self, script: Sequence[Any] | Mapping[str, Sequence[Any]], **settings: Any) -> None:
@@ -135,7 +135,7 @@ class ScriptedEngine(StubEngine):
 
 @dataclass
 class Played:
-    """A trajectory, and what the engine saw of it."""
+    """A finished episode, the calls that the engine received, and the resulting samples."""
 
     finished: FinishedEpisode
     calls: list[Call]
@@ -151,8 +151,10 @@ class Played:
         return self.finished.turns[self.trace.id]
 
     def check(self, *, untrained: Sequence[int] = ()) -> None:
-        """Every sample is, token for token, what one call was sent and produced; every token that was sampled trains
-        once, with its own log-prob and its trace's credit; nothing else does. Calls in `untrained` do not."""
+        """Assert that the samples are exact.
+
+        The tokens of every sample are prompt and completion of one call. Every sampled token trains exactly once, with
+        its own log-prob and the credit of its trace, and no other token trains. Calls in `untrained` do not train."""
         wholes = [call.tokens for call in self.calls]
         taught: dict[float, int] = {}
         for sample in self.samples:
@@ -179,7 +181,7 @@ class Played:
         return [byte_tokenizer().decode(sample.token_ids) for sample in self.samples]
 
     def learnt(self) -> list[str]:
-        """What each sample trains."""
+        """Return the text that each sample trains."""
         return [byte_tokenizer().decode(sample.token_ids[sample.mask]) for sample in self.samples]
 
 
@@ -193,8 +195,9 @@ async def play(
     context: int = 6000,
     max_tokens: int = 500,
 ) -> Played:
-    """One episode of a story, or of the environment block `env`, as a training run has it."""
-    renderers.client._max_prompt_len_lock = asyncio.Lock()  # bound to the event loop of an earlier test
+    """Run one episode of a story, or of the environment block `env`, as in a training run."""
+    # The lock may be bound to the event loop of an earlier test.
+    renderers.client._max_prompt_len_lock = asyncio.Lock()
     if story is not None:
         STORIES["told"] = story
         env = {

@@ -1,4 +1,4 @@
-"""What a loss and an algorithm that a user wrote must do, from the configuration to the trainer."""
+"""Checks of a user's loss and algorithm, from the config to the trainer."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -16,8 +16,8 @@ from tests.support.trainer_batches import make_batch, trainer_config
 
 
 def check_clipped_ppo(model: Path, loss: dict[str, Any]) -> None:
-    """The custom loss of the block `loss` is clipped PPO with a band of 0.2: one step equals that of `grpo` with equal
-    bounds against the sampler's log-probs."""
+    """Assert that the custom loss of the block `loss` is clipped PPO with a range of 0.2: one step equals a step of
+    `grpo` with the same bounds and the sampler's log-probs."""
 
     def learner(**changes: Any) -> Learner:
         config = trainer_config(model, Path("unused"), **changes)
@@ -34,7 +34,7 @@ def check_clipped_ppo(model: Path, loss: dict[str, Any]) -> None:
 
 
 async def check_centred_algorithm(cls: type[Algorithm], monkeypatch: pytest.MonkeyPatch) -> None:
-    """The algorithm, whose credit is the reward minus the group's mean, reaches the samples of the trainer."""
+    """Assert that the credit of the algorithm, reward minus group mean, reaches the samples."""
 
     class MyAlgoConfig(BaseAlgorithmConfig):
         type: Literal["my_algo"] = "my_algo"

@@ -1,4 +1,4 @@
-"""The wheel of the project, and an environment that it is installed in."""
+"""The wheel of the project, and an environment with it."""
 
 import subprocess
 import sysconfig
@@ -32,7 +32,7 @@ def install_wheel(wheel: Path, folder: Path) -> Path:
     (site / "linked.pth").write_text(f"{linked}\n")
     commands = folder / "venv" / "bin"
     pip = [str(commands / "python"), "-m", "pip", "--quiet"]
-    # Python 3.11 puts an old setuptools into a new environment, which would hide the linked one.
+    # Python 3.11 installs an old setuptools into a new environment, which would shadow the linked one.
     subprocess.run([*pip, "uninstall", "--yes", "setuptools"], check=True, capture_output=True, timeout=120)
     install = [*pip, "install", "--no-index", str(wheel)]
     done = subprocess.run(install, capture_output=True, text=True, timeout=120)

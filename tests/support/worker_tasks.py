@@ -1,4 +1,4 @@
-"""A taskset whose rewards kill or block the process that computes them."""
+"""A taskset whose rewards kill or block their process."""
 
 import os
 import sys
@@ -12,9 +12,9 @@ __all__ = ["WorkerConfig", "WorkerData", "WorkerTask", "WorkerTaskset"]
 
 class WorkerConfig(vf.TasksetConfig):
     behaviours: tuple[str, ...] = ("pid",)
-    """Of each task: `pid`, `dies`, `blocks`."""
+    """Behaviour of each task: `pid`, `dies` or `blocks`."""
     unloadable: bool = False
-    """The taskset loads in the process that made it alone."""
+    """True if the taskset can be loaded only in the process that created its config."""
 
 
 class WorkerData(vf.TaskData):
@@ -24,10 +24,10 @@ class WorkerData(vf.TaskData):
 class WorkerTask(vf.Task[WorkerData]):
     @vf.reward
     async def pid(self, trace: vf.Trace) -> float:
-        """Number of the process."""
+        """Return the process id."""
         if self.data.behaviour == "dies":
             print("I am about to die", file=sys.stderr, flush=True)
-            time.sleep(1)  # the socket's own thread sends the turn that was sampled
+            time.sleep(1)  # time for the socket's thread to send the sampled turn
             os._exit(7)
         if self.data.behaviour == "blocks":
             time.sleep(600)
