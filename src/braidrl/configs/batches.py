@@ -51,7 +51,7 @@ class BatchesConfig(BaseConfig):
                 "set, but a batch has only one size; remove one of them"
             )
         else:
-            self.batch_size = None
+            self.batch_size = None  # it has its default, which `token_batch_size` replaces
         return self
 
     @model_validator(mode="after")

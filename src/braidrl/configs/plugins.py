@@ -94,7 +94,7 @@ class Kind(Generic[ConfigT]):
             ) from error
 
     def _built_in(self) -> Iterator[Installed[ConfigT]]:
-        for config in get_args(get_args(self.union)[0]):
+        for config in get_args(get_args(self.union)[0]):  # the members of Annotated[A | B | ..., Field(...)]
             yield Installed(str(tag_of(config)), config, BUILT_IN)
 
     def _config_class(self, entry: EntryPoint, origin: str) -> type[ConfigT]:

@@ -84,7 +84,7 @@ class RLConfig(BaseConfig):
             if key in data:
                 for process in processes:
                     data[process].setdefault(key, data[key])
-        if "model" not in data:
+        if "model" not in data:  # a model that only one process sets is that of the run
             data["model"] = next((data[p]["model"] for p in PROCESSES if "model" in data[p]), None)
             if data["model"] is None:
                 del data["model"]

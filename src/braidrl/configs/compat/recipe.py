@@ -154,7 +154,7 @@ def expand(data: dict[str, Any]) -> dict[str, Any]:
     """
     try:
         recipe = RecipeConfig.model_validate(data.get(SECTION))
-    except ValidationError:
+    except ValidationError:  # also without the section, which is None then
         return data
     expanded = {key: value for key, value in data.items() if key != SECTION}
     if isinstance(expanded.get("orchestrator"), dict):

@@ -21,16 +21,15 @@ def explain(cls: type[BaseModel], error: ValidationError, args: list[str]) -> It
     Shared root keys and inherited source keys are copied into every process or source before validation, so an invalid
     one fails once per copy. Only the error of the original key is reported.
     """
+    # a block where `Literal | block` is allowed also fails as the literal, which the user did not write
     details = [
         detail
         for detail in error.errors(include_url=False)
-        if not (
-            detail["type"] == "literal_error" and isinstance(detail["input"], dict)
-        )  # the member of a union of a string and a block that the user did not choose
+        if not (detail["type"] == "literal_error" and isinstance(detail["input"], dict))
     ]
     failed = {detail["loc"] for detail in details}
     for detail in details:
-        location = detail["loc"]
+        location = detail["loc"]  # of a copy: ("trainer", "seed") where ("seed",) has failed too
         if len(location) > 1 and (location[1:] in failed or _group_key(location) in failed):
             continue
         yield _explain_one(cls, detail, args)

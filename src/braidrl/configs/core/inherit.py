@@ -68,6 +68,5 @@ def _mergeable(key: str, base: Any, value: Any) -> bool:
     """Return True if both values are blocks of the same type."""
     if key in NEVER_MERGED or not (isinstance(base, dict) and isinstance(value, dict)):
         return False
-    default = {"type": DEFAULT_TYPES.get(key)}
-    base = default | base
+    base = {"type": DEFAULT_TYPES.get(key)} | base
     return all(value.get(name, base.get(name)) == base.get(name) for name in IDENTITY)
