@@ -80,8 +80,8 @@ async def test_workers_play_what_this_process_would(tiny_model_dir: Path, tmp_pa
 async def test_a_worker_that_dies_or_hangs_is_replaced(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its episodes fail promptly. A reward that blocks the worker fails its own episode and the others of that
-    worker."""
+    """Episodes of the worker fail promptly. A reward that blocks the worker fails its own episode and the others of
+    that worker."""
     monkeypatch.setattr(workers, "STOP_SECONDS", 0.5)
     async with open_env(tiny_model_dir, tmp_path, "pid", "dies", "blocks") as env:
         (before,) = await play(env, 0)

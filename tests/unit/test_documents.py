@@ -1,6 +1,6 @@
-"""The documents that Braid follows, word for word: their configuration blocks load as ours do, their Python runs.
+"""Compatibility with the documents that define the interfaces: config blocks equal ours, and Python blocks run.
 
-They are no part of the repository. `BRAID_DOCUMENTS` names a folder with them; without it this module is one skip.
+The documents are not part of the repository. `BRAID_DOCUMENTS` names their folder; without it, this module is skipped.
 """
 
 import os
@@ -22,7 +22,7 @@ if FOLDER is None:
     pytest.skip("BRAID_DOCUMENTS names no folder with the documents", allow_module_level=True)
 
 CONTINUED = "[orchestrator.train.algo.filter]"
-"""First line of the block that continues the one before it."""
+"""First line of a block that continues the previous one."""
 
 
 def text_of(number: str) -> str:
@@ -35,7 +35,7 @@ def fenced(language: str, text: str) -> list[str]:
 
 
 def configurations() -> list[dict[str, Any]]:
-    """Every TOML block of document 000, in order, each as the block of a run."""
+    """Return every TOML block of document 000 in order, as the config of a run."""
     blocks: list[dict[str, Any]] = []
     for source in fenced("toml", text_of("000")):
         block = tomllib.loads(source)
@@ -51,7 +51,7 @@ def test_every_block_is_one_of_ours() -> None:
 
 
 def test_the_older_blocks_are_ours() -> None:
-    """Document 001 has them without fences."""
+    """Document 001 has the older blocks, without fences."""
     text = text_of("001")
     mixed, rest = text[text.index("[orchestrator.algo]") :].split("Or multi-teacher OPD")
     several = rest[rest.index("[[orchestrator") : rest.index("prime-rl only ever")]
@@ -68,7 +68,7 @@ def test_the_algorithm_section_is_ours() -> None:
 def test_the_custom_loss_trains(
     tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The module of document 000 with the name of the package changed, and its configuration."""
+    """The module of document 000 with the package renamed, and its config."""
     text = text_of("000").split("### Custom Loss")[1]
     module, block = fenced("python", text)[0], tomllib.loads(fenced("toml", text)[0])
     assert module.startswith("# my_module.py") and module.count("prime_rl") == 1
@@ -80,7 +80,7 @@ def test_the_custom_loss_trains(
 
 
 def test_the_fields_of_a_loss_come_first() -> None:
-    """`LossInputs` and `LossOutputs` have the fields of document 000, in its order."""
+    """`LossInputs` and `LossOutputs` begin with the fields of document 000 in the same order."""
     for name, body in re.findall(
         r"class (\w+):\n((?:    .*\n)+)", text_of("000").split("The dataclasses:")[1]
     ):
@@ -89,7 +89,7 @@ def test_the_fields_of_a_loss_come_first() -> None:
 
 
 async def test_the_algorithm_that_it_authors_trains(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The snippet of document 000 with the name of the package changed and the credit that it leaves open."""
+    """The snippet of document 000 with the package renamed and its placeholder replaced by a credit."""
     (code,) = [code for code in fenced("python", text_of("000")) if "MyAlgorithm" in code]
     assert code.count("prime_rl.") == 2 and code.count("advantages = ...") == 1
     scope: dict[str, Any] = {}

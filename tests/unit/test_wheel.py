@@ -1,4 +1,4 @@
-"""The wheel holds what an installed Braid needs besides its code: the page, templates, the recipe, environments."""
+"""The wheel contains all files that an installed Braid needs: code, report page, templates, recipe and environments."""
 
 import os
 import subprocess
@@ -28,7 +28,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def files_of(folder: Path, names: Path) -> set[str]:
-    """Names of all files in a folder, as they stand in a wheel whose root is `names`."""
+    """Return the names of all files in a folder, relative to `names`, as in a wheel."""
     found = (path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
     return {path.relative_to(names).as_posix() for path in found}
 

@@ -1,4 +1,4 @@
-"""Fixtures of the tests of plug-ins."""
+"""Fixtures of the plugin tests."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,6 +10,6 @@ from tests.support.packages import Commands, commands
 
 @pytest.fixture(scope="module")
 def braid(site: Path) -> Iterator[Commands]:
-    """The command line where the package of the module's fixture `site` is installed."""
+    """Function that runs `braid` in a process in which the package of the fixture `site` is installed."""
     with commands(site) as run:
         yield run

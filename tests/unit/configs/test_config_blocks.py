@@ -1,4 +1,4 @@
-"""Configuration blocks that users bring along: each validates, and sets what it says."""
+"""Configuration blocks of users: each validates and has the expected effect."""
 
 import logging
 import re
@@ -20,7 +20,7 @@ from tests.support.config_blocks import BLOCKS, OLDER_BLOCKS, block_named
 from tests.support.groups import group_of
 
 NOT_SHIPPED = {"math": "arithmetic"}
-"""Environments of the blocks that do not come with Braid, and their substitutes here."""
+"""Environments of the blocks that are not bundled with Braid, and their substitutes."""
 
 
 @pytest.mark.parametrize("name", BLOCKS)
@@ -139,7 +139,7 @@ def test_the_older_spelling_loads_and_shows_the_new_one(caplog: pytest.LogCaptur
 def test_the_warning_is_what_to_write(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The blocks that a run in the older spelling prints make the same run, without a warning."""
+    """The config printed for the older spelling gives the same run without a warning."""
     shipped = {"math": "arithmetic", "search": "guess-number", "terminal": "terminal", "code": "reverse-text"}
     text = re.sub(r"(\w+)-env", lambda found: shipped[found[1]], OLDER_BLOCKS[name])
     before = dry_run(tmp_path / "old.toml", text, capsys)
@@ -153,7 +153,7 @@ def test_the_warning_is_what_to_write(
 
 
 def dry_run(file: Path, text: str, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
-    """The resolved sources of a run."""
+    """Return the resolved sources of a run."""
     file.write_text(f'model.path = "m"\n{text}')
     assert main(["rl", "@", str(file), "--dry-run"]) == 0
     return tomllib.loads(capsys.readouterr().out)["orchestrator"]["train"]

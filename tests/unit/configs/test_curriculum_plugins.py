@@ -1,4 +1,4 @@
-"""Samplers and gates of other packages: listed, validated and used; what a bad package is told; and their lists."""
+"""Samplers and gates of other packages: lists, validation, use, and errors of faulty packages."""
 
 import subprocess
 import sys
@@ -82,7 +82,7 @@ print("ROW", json.dumps([drawn, first.rejecting(group_of(first.next_task(), [1.0
 
 
 def package(folder: Path) -> Path:
-    """A package `theirs` with a sampler and a gate, their configs apart from their classes."""
+    """Create a package `theirs` with a sampler and a gate. Configs and classes are in separate modules."""
     config = CONFIGS.format(sampler="theirs_classes:Backwards", gate="theirs_classes:Short")
     installed(folder, "theirs", "backwards", "theirs:BackwardsConfig", config, SAMPLER.group)
     with (folder / "theirs-1.5.dist-info" / "entry_points.txt").open("a") as file:

@@ -1,4 +1,4 @@
-"""Environment blocks against the config classes of real verifiers environments."""
+"""Environment blocks validated with the config classes of real verifiers environments."""
 
 import copy
 import subprocess

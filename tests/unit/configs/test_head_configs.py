@@ -1,4 +1,4 @@
-"""What score centering asks of the whole run, before anything starts."""
+"""Requirements of score centering on the whole run, checked before anything starts."""
 
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ def test_nothing_else_may_be_set(loss: Any, process: dict[str, Any], message: st
     [("top_p", "0.9", "1"), ("top_k", "50", "-1"), ("min_p", "0.1", "0"), ("repetition_penalty", "1.1", "1")],
 )
 def test_training_draws_from_the_whole_vocabulary(key: str, value: str, neutral: str, tmp_path: Path) -> None:
-    """Whatever the loss is: the error has the source, what was seen and what to write."""
+    """With every loss, the error names the source, the value and the remedy."""
     file = tmp_path / "run.toml"
     for source, group in ((f"{key} = {value}", ""), ("", f"{key} = {value}")):
         file.write_text(

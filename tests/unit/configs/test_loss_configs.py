@@ -1,4 +1,4 @@
-"""What may stand in [trainer]: losses, protections and their exclusions, refused before anything starts."""
+"""Losses and off-policy protections in [trainer]: invalid combinations are errors before anything starts."""
 
 import logging
 

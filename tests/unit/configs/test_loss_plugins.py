@@ -1,4 +1,4 @@
-"""Losses of other packages: listed, validated and trained; what a bad package is told; and `braid losses`."""
+"""Losses of other packages: `braid losses`, validation, training, and errors of faulty packages."""
 
 import json
 import subprocess
@@ -66,7 +66,7 @@ def test_an_installed_loss_is_in_the_schema_and_validates(braid: Commands) -> No
 
 @pytest.mark.slow
 def test_an_installed_loss_trains(site: Path, tiny_model_dir: Path) -> None:
-    """It is told everything that a built-in one is: the same formula gives the same step."""
+    """It receives the same inputs as a built-in loss: the same formula gives the same step."""
     done = python(site, "-c", TRAIN, str(tiny_model_dir))
     assert done.returncode == 0, done.stderr
     theirs, ours = (json.loads(line[4:]) for line in done.stdout.splitlines() if line.startswith("ROW "))

@@ -1,4 +1,4 @@
-"""Algorithms of other packages: found, listed, validated and built; and what a bad package is told."""
+"""Algorithms of other packages: discovery, lists, validation, construction, and errors of faulty packages."""
 
 import subprocess
 import sys
@@ -17,7 +17,7 @@ from tests.support.packages import Commands, installed, listed, python
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package that `braid new-algorithm cut-mean` writes."""
+    """Package written by `braid new-algorithm cut-mean`."""
     folder = tmp_path_factory.mktemp("package") / "braid-cut-mean"
     assert main(["new-algorithm", "cut-mean", "--folder", str(folder)]) == 0
     return folder
@@ -25,7 +25,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def site(package: Path) -> Path:
-    """That package, built and installed in a folder of its own."""
+    """That package, built and installed into a separate folder."""
     target = package.parent / "site"
     options = ["--no-deps", "--no-build-isolation", "--no-index", "--target", str(target)]
     done = subprocess.run(
@@ -35,7 +35,7 @@ def site(package: Path) -> Path:
     return target
 
 
-# -- a package that is as it should be
+# -- a valid package
 
 
 def test_an_installed_algorithm_is_listed_with_its_package(braid: Commands) -> None:
@@ -77,7 +77,7 @@ async def test_an_installed_algorithm_scores_in_this_process(
     assert advantages_of(episodes) == [0.25, -0.25]
 
 
-# -- packages that are not
+# -- faulty packages
 
 CONFIG = """
 from typing import ClassVar, Literal
@@ -168,7 +168,7 @@ def test_a_config_that_leads_to_no_algorithm_is_refused(
         make_algorithm(ALGORITHM.find()["fine"].config())
 
 
-# -- the commands
+# -- commands
 
 
 def test_every_algorithm_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +192,7 @@ def test_every_algorithm_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_one_algorithm_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    """Its class says the formula, and every key of its own what it means."""
+    """The output has the docstring of its class and the meaning of each of its keys."""
     for name, algorithm in ALGORITHM_CLASSES.items():
         assert main(["algorithms", name]) == 0
         text = " ".join(capsys.readouterr().out.split())

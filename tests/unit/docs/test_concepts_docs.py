@@ -1,4 +1,4 @@
-"""The worked example of docs/concepts.md: its tables are what the algorithm, the packing and the loss make of it."""
+"""The worked example of docs/concepts.md: its tables equal the results of the algorithm, packing and loss."""
 
 import math
 from typing import NamedTuple
@@ -25,7 +25,7 @@ CALLS_A_TOOL = [("user", 2), ("assistant", 2), ("tool", 2), ("assistant", 1)]
 
 
 def table(heading: str) -> list[list[str]]:
-    """The rows, cell by cell, of the table whose first column is `heading`."""
+    """Return the cells of each row of the table whose first column is `heading`."""
     _, *rows = TEXT.split(f"| {heading} |")[1].split("\n\n")[0].split("\n")
     return [[cell.strip() for cell in row.strip("|").split("|")] for row in rows[1:]]
 
@@ -40,13 +40,13 @@ class Computed(NamedTuple):
 
 
 def numbers(name: str) -> list[float | None]:
-    """A column of the first table."""
+    """Return a column of the first table."""
     place = 1 + COLUMNS.index(name)
     return [float(cells[place]) if cells[place] else None for cells in TOKENS.values()]
 
 
 def played(episodes: dict[str, Episode]) -> list[Episode]:
-    """With the log-probs that the table gives the tokens that were sampled."""
+    """Set the log-probs of sampled tokens to those of the table, and return the episodes."""
     for letter, item in episodes.items():
         rows = [cells for token, cells in TOKENS.items() if token.startswith(letter)]
         mu = iter([math.log(float(cells[1])) for cells in rows if cells[0] == "rl"])
@@ -56,7 +56,7 @@ def played(episodes: dict[str, Episode]) -> list[Episode]:
 
 
 async def shipped(tool_tokens: int = 2) -> list[TrainingSample]:
-    """What the orchestrator makes of the two episodes."""
+    """Return the training samples of the two episodes."""
     roles = [(role, tool_tokens if role == "tool" else count) for role, count in CALLS_A_TOOL]
     episodes = played({"A": episode(trace(1.0, roles)), "B": episode(trace(0.0, CALLS_A_TOOL[:2]))})
     algorithm = make_algorithm(EchoConfig(), None)
@@ -72,7 +72,7 @@ async def shipped(tool_tokens: int = 2) -> list[TrainingSample]:
 
 
 def computed(samples: list[TrainingSample], probabilities: list[float]) -> Computed:
-    """What the trainer makes of them, where its probabilities are these."""
+    """Return packed row, pulls and metrics if the trainer's probabilities are `probabilities`."""
     (row,) = pack(samples, max_tokens=512)
     x = torch.tensor(probabilities).log().requires_grad_()
     loss, sums = component_loss(
@@ -87,7 +87,7 @@ def computed(samples: list[TrainingSample], probabilities: list[float]) -> Compu
 
 async def test_every_number_of_the_tokens_is_the_codes() -> None:
     row, pulls, _ = computed(await shipped(), numbers("pi"))
-    assert len(row.segments) > 1 and row.segments[0].length == 3  # prompts and the first token are held once
+    assert len(row.segments) > 1 and row.segments[0].length == 3  # prompts and first token are stored once
     components = [cells[0] for cells in TOKENS.values()]
     for index, (component, advantage, weight) in enumerate(
         zip(components, numbers("advantage"), numbers("weight"), strict=True)

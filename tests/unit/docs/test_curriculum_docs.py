@@ -1,4 +1,4 @@
-"""What docs/curricula.md says is true: its blocks, its metrics, and the package that it writes."""
+"""docs/curricula.md: config blocks, metrics, and the example package."""
 
 import re
 import sys
@@ -60,6 +60,6 @@ def test_the_package_of_your_own_works(monkeypatch: pytest.MonkeyPatch) -> None:
     assert lengths[:6] == sorted(lengths[:6]) and drawn[6] is drawn[0]
     second.load_state_dict(first.state_dict())
     assert second.next_task() is drawn[1]
-    group = group_of(drawn[0], [1.0, 0.0])  # of three sampled tokens each
+    group = group_of(drawn[0], [1.0, 0.0])  # each with three sampled tokens
     for limit, admitted in ((2, False), (3, True)):
         assert gate_class(config.BriefConfig)(config.BriefConfig(limit=limit)).admits(group) is admitted

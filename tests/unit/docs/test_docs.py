@@ -1,4 +1,4 @@
-"""Documents are true: what they name exists, their configuration validates, their Python runs."""
+"""Documents: links and commands exist, config blocks validate, and Python blocks run."""
 
 import re
 import sys
@@ -32,12 +32,12 @@ BASE = {
 KINDS = {kind.group: kind for kind in (ALGORITHM, LOSS, SAMPLER, GATE)}
 EXTRAS = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 PLAIN = ("text", "nginx")
-"""Languages of blocks that are neither configuration nor code: what is printed, pictures, and the proxies that
-test_gateway_tls tries."""
+"""Languages of blocks that are neither config nor code: output, diagrams, and proxy configs, which test_gateway_tls
+tests."""
 ELSEWHERE = {
     "docs/extending.md": ("braid_bounded", "a package that is written and tested by `braid new-algorithm`")
 }
-"""Modules that Python in a document imports and this environment lacks, and why."""
+"""Module that a document imports and that is not installed here, and the reason."""
 
 
 def test_every_field_case_has_the_tests_that_it_names() -> None:
@@ -61,13 +61,13 @@ def test_links_and_commands_of_a_document_exist(document: Path) -> None:
 
 
 def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
-    """`test_docs_commands` has the shells."""
+    """Shell blocks are tested in `test_docs_commands`."""
     kinds = {*READERS, *SHELLS, *PLAIN, "python"}
     fences = [re.findall(r"^ *(?:```|~~~)", document.read_text(), re.MULTILINE) for document in DOCUMENTS]
     assert sum(map(len, fences)) == 2 * len(BLOCKS)
     assert [block.place for block in BLOCKS if block.language not in kinds] == []
     for block in BLOCKS:
-        if block.language in PLAIN:  # what should be checked is not hidden as text
+        if block.language in PLAIN:  # config and commands must not be marked as text
             assert not re.search(
                 r"^(?:braid [a-z-]+ |pip |python |\[\[?[\w.]+\]\]?$)", block.text, re.MULTILINE
             ), block.place
@@ -75,7 +75,7 @@ def test_every_block_is_of_a_kind_that_a_test_looks_at() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Where a reader is, with modules of their own. Runs that are started from Python end before processes begin."""
+    """A reader's working folder, also on the Python path. Runs started from Python start no processes."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("braidrl.api.runs.launch_run", lambda *_: None)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -88,7 +88,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_python_runs_and_configuration_resolves(document: Path, folder: Path) -> None:
-    """Blocks of Python that are named (`# my_module.py`) become modules, which the configuration may name."""
+    """Python blocks with a file name (`# my_module.py`) become modules, which config blocks may import."""
     names: dict[str, Any] = {"__name__": "document"}
     for block in blocks_of(document):
         if block.language == "python":
@@ -99,7 +99,7 @@ def test_python_runs_and_configuration_resolves(document: Path, folder: Path) ->
 
 
 def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
-    """Run it after the blocks before it."""
+    """Execute a block with the names defined by earlier blocks."""
     if block.file is not None:
         (folder / block.file).write_text(block.text)
     lacking, _ = ELSEWHERE.get(name_of(block.document), ("", ""))
@@ -110,7 +110,7 @@ def run_python(block: Block, names: dict[str, Any], folder: Path) -> None:
 
 
 def check_config(block: Block) -> None:
-    """As the command would that reads it."""
+    """Validate a block like the command that reads it."""
     if "project" in block.data:
         check_entry_points(block, block.data["project"]["entry-points"])
     elif block.command == "rl":
@@ -120,7 +120,7 @@ def check_config(block: Block) -> None:
 
 
 def check_entry_points(block: Block, groups: dict[str, dict[str, str]]) -> None:
-    """Of a package: its groups are Braid's, and the document has the classes."""
+    """Assert that entry point groups are Braid's, and that the document defines the classes."""
     for group, entries in groups.items():
         assert group in KINDS, block.place
         for name, value in entries.items():
@@ -144,8 +144,8 @@ async def test_the_filter_of_echo_drops_what_it_says(folder: Path) -> None:
     "recipe", sorted(REPOSITORY.glob("examples/*/*.toml")), ids=lambda path: f"{path.parent.name}/{path.name}"
 )
 def test_every_recipe_loads(recipe: Path) -> None:
-    """`sft*.toml` is one for `braid sft`, `*teacher*.toml` for `braid inference`, any other for `braid rl`; one without
-    a model is laid over `rl.toml`."""
+    """`sft*.toml` is for `braid sft`, `*teacher*.toml` for `braid inference`, and all others for `braid rl`. A file
+    without a model overrides `rl.toml`."""
     kinds = {"sft": SFTConfig, "teacher": InferenceConfig}
     cls = next((cls for kind, cls in kinds.items() if kind in recipe.stem), RLConfig)
     alone = "model" in tomllib.loads(recipe.read_text())

@@ -1,4 +1,4 @@
-"""Every command line in the documents is run here, or as much of it as takes no training, no network and no GPU."""
+"""Run every command line of the documents, as far as possible without training, network and GPU."""
 
 import asyncio
 import importlib.util
@@ -24,7 +24,7 @@ from tests.support.shell_lines import commands_of
 
 SHOWN = [block for block in BLOCKS if any(commands_of(block))]
 DRY = ("rl", "sft", "eval", "trainer", "orchestrator", "inference")
-"""Commands of which `--dry-run` does all but the work."""
+"""Commands that are tested with `--dry-run`."""
 READING = ("report", "watch", "runs", "compare", "export", "eval", "score", "track", "verify")
 """Commands that read runs."""
 ELSEWHERE = {
@@ -35,14 +35,14 @@ ELSEWHERE = {
     ". .venv/bin/activate": "the line above it makes it",
     "source": "the shell's own",
 }
-"""Commands that are not run here, by how they begin: what does, or why nothing has to."""
+"""Commands that are not run here, by prefix, and the test that covers them or the reason why none is needed."""
 TOOLS = ("lint-imports", "mkdocs", "mypy", "ruff")
-"""Programs that `.[dev]` brings."""
+"""Programs installed by `.[dev]`."""
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> RunFolder:
-    """Do not write into it."""
+    """Recorded run; read only."""
     return asyncio.run(record(tmp_path_factory.mktemp("recorded") / "run", tiny_model_dir))
 
 
@@ -50,10 +50,10 @@ def recorded(tmp_path_factory: pytest.TempPathFactory, tiny_model_dir: Path) -> 
 def stage(
     recorded: RunFolder, tiny_model_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Stage:
-    """The reader's folder; what would train, wait or call somebody does not."""
+    """A reader's working folder. Training, waiting and network access are disabled."""
 
     async def serve(*_: object) -> None:
-        """Without waiting for anybody who looks."""
+        """Return immediately instead of serving."""
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Quickstart, "run", lambda _: 0)
@@ -82,7 +82,7 @@ def test_what_is_run_elsewhere_is_still_there() -> None:
 
 
 def run(words: list[str], stage: Stage) -> str:
-    """What is wrong with a command; nothing, if nothing is."""
+    """Run a command and return the error, or an empty string."""
     program, args = Path(words[0]).name, words[1:]
     if program == "torchrun" and "braidrl.cli" in args:
         program, args = "braid", args[args.index("braidrl.cli") + 1 :]
@@ -99,22 +99,22 @@ def run(words: list[str], stage: Stage) -> str:
 
 
 def braid(args: list[str], stage: Stage) -> str:
-    """Run it in this process."""
+    """Run a `braid` command in this process."""
     command = args[0]
     args = stage.files(stage.runs(args) if command in READING else args)
-    if command == "export" and Path(args[2]).exists():  # by the line before
+    if command == "export" and Path(args[2]).exists():  # written by an earlier command
         shutil.rmtree(args[2])
     if command in DRY and "--dry-run" not in args:
         args.append("--dry-run")
     try:
         code = main(args)
-    except SystemExit as end:  # --help, or what argparse does not know
+    except SystemExit as end:  # --help, or arguments that argparse rejects
         code = end.code
     return f"exit code {code}" if code else ""
 
 
 def python(args: list[str]) -> str:
-    """Tests are where it says, a module is there; a script compiles, and has the flags."""
+    """Check that test paths or the module exist, or that the script compiles and has the flags."""
     if args[:2] == ["-m", "pytest"]:
         lacking = [word for word in args[2:] if "/" in word and not (REPOSITORY / word).exists()]
         return f"there is no {lacking[0]}" if lacking else ""
@@ -127,7 +127,7 @@ def python(args: list[str]) -> str:
 
 
 def pip(args: list[str]) -> str:
-    """Its extras are ours, its files exist."""
+    """Check that extras are defined in pyproject.toml and that files exist."""
     extras = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]["optional-dependencies"]
     named = re.findall(r"(?:braidrl|\.)\[([\w,-]+)\]", " ".join(args))
     unknown = [extra for names in named for extra in names.split(",") if extra not in extras]

@@ -1,4 +1,4 @@
-"""What the site shows is what is there: every page, every key with its meaning, the same markup as elsewhere."""
+"""The docs site: all pages, all keys with descriptions, and the same rendering as on GitHub."""
 
 import re
 from collections import Counter
@@ -21,7 +21,7 @@ ROW = re.compile(
     + "".join(rf" \| (?P<{cell}>.*)" for cell in CELLS)
     + r" \|"
 )
-"""A key in the reference."""
+"""Row of a key in the reference."""
 
 
 def anchors(page: str) -> list[str]:
@@ -29,7 +29,7 @@ def anchors(page: str) -> list[str]:
 
 
 def test_every_page_has_a_place_in_the_navigation() -> None:
-    """The build warns of one that has none, but of pages outside `docs/`."""
+    """The build warns only about missing pages inside `docs/`."""
     listed = re.findall(
         r"^\s+- (?:[^:\n]+: )?(\S+\.md)$", (REPOSITORY / "mkdocs.yml").read_text(), re.MULTILINE
     )
@@ -38,7 +38,7 @@ def test_every_page_has_a_place_in_the_navigation() -> None:
 
 
 def test_every_key_is_in_the_reference_and_told() -> None:
-    """That is also: no key is without a description."""
+    """In particular, every key has a description."""
     found = [row for page in pages().values() for row in rows(page)]
     assert [row["anchor"] for row in found if not row["told"]] == []
     told: dict[str, list[str]] = {}
@@ -52,7 +52,7 @@ def test_every_key_is_in_the_reference_and_told() -> None:
 
 
 def rows(page: str) -> list[re.Match[str]]:
-    """The keys of a page."""
+    """Return the rows of all keys on a page."""
     lines = [line for line in page.splitlines() if line.startswith("| [")]
     matches = [match for line in lines if (match := ROW.fullmatch(line))]
     assert len(matches) == len(lines)
@@ -84,7 +84,7 @@ def test_every_link_of_the_reference_leads_to_a_section() -> None:
 
 
 def test_lists_and_tables_are_the_same_as_elsewhere() -> None:
-    """The site's Markdown wants a blank line before a list, for one: what it took for a paragraph would show here."""
+    """For example, the site's Markdown requires a blank line before a list and would render a paragraph otherwise."""
     config = load_config(str(REPOSITORY / "mkdocs.yml"))
     site = Markdown(extensions=config.markdown_extensions, extension_configs=config.mdx_configs)
     elsewhere = MarkdownIt("commonmark").enable("table")

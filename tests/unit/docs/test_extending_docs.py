@@ -1,4 +1,4 @@
-"""What docs/extending.md and docs/environments.md let a reader write works."""
+"""The example code of docs/extending.md and docs/environments.md."""
 
 import re
 import sys
@@ -32,7 +32,7 @@ def section(title: str, text: str = TEXT) -> str:
 
 @pytest.fixture
 def bounded(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The config class of the package that the page writes."""
+    """Config class of the page's example package."""
     config, algorithm = ModuleType("braid_bounded.config"), ModuleType("braid_bounded.algorithm")
     for module in (ModuleType("braid_bounded"), config, algorithm):
         monkeypatch.setitem(sys.modules, module.__name__, module)
@@ -70,7 +70,9 @@ def test_the_renderer_stamps_every_turn_and_extends_it(
     asked, stamped = ([{"role": "user", "content": text}] for text in ("tea?", "> tea?"))
     prompt = renderer.render_ids(asked, add_generation_prompt=True)
     assert prompt == qwen3.render_ids(stamped, add_generation_prompt=True)
-    answer = qwen3.render_ids([{"role": "assistant", "content": "no"}])[-4:-1]  # up to the end of the turn
+    answer = qwen3.render_ids([{"role": "assistant", "content": "no"}])[
+        -4:-1
+    ]  # including the end of the turn
     bridged = renderer.bridge_to_next_turn(prompt, answer, asked)
     expected = qwen3.bridge_to_next_turn(prompt, answer, stamped)
     assert bridged is not None and expected is not None

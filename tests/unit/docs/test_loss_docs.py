@@ -1,4 +1,4 @@
-"""What the documents say of losses is true: every metric by its name, and the example of an own loss."""
+"""Documentation of losses: names of all metrics, and the example of a custom loss."""
 
 import re
 import sys
@@ -20,7 +20,7 @@ from tests.support.paths import DOCS
 from tests.support.trainer_batches import make_batch, make_sample, trainer_config
 
 OF_THE_LOOP = {"time/wait", "time/publish"}
-"""Metrics of the trainer that are not a step's."""
+"""Metrics of the trainer loop, which `step` does not return."""
 
 
 def step(model: Path, samples: list[TrainingSample], **changes: object) -> dict[str, float]:
@@ -37,7 +37,7 @@ def with_head(sample: TrainingSample) -> TrainingSample:
 
 @pytest.fixture(scope="module")
 def reported(tiny_model_dir: Path) -> set[str]:
-    """The names of the metrics of all losses, protections and regularisers."""
+    """Names of the metrics of all losses, off-policy protections and regularisers."""
     centered = {"type": "icepop", "score_centering": True, "score_centering_topk": 2}
     protections = {"is_correction": {}, "m2po": {}, "opsm": {}, "reference_kl": {"path": str(tiny_model_dir)}}
     rows = [
@@ -57,7 +57,7 @@ def test_every_metric_of_the_trainer_is_explained_by_its_name(reported: set[str]
 
 
 def test_every_metric_of_a_loss_exists(reported: set[str]) -> None:
-    """After "Metric:" or "Metrics": up to the end of the paragraph, but for names of losses and keys."""
+    """Checks the names in paragraphs that begin with "Metric" or "Metrics", except names of losses and keys."""
     text = (DOCS / "losses.md").read_text()
     paragraphs = re.findall(r"^(?:Metrics?\b.*|Its metrics .*)\n(?:.+\n)*", text, re.MULTILINE)
     named = {name for part in paragraphs for name in re.findall(r"`([a-z0-9_/]+)`", part)}

@@ -1,4 +1,4 @@
-"""What docs/migration.md says of Braid is true: keys with their values, metrics, commands, and defaults."""
+"""Statements of docs/migration.md about Braid: keys with values, metrics, commands and defaults."""
 
 import re
 import tomllib
@@ -21,7 +21,7 @@ KEYS = KeyPaths(RLConfig)
 
 
 def column(kind: str) -> list[tuple[str, str]]:
-    """(framework, code) of everything in a column headed `Braid key`, `Braid metric` or `Braid command`."""
+    """Return (framework, code) of all entries in the columns `Braid key`, `Braid metric` or `Braid command`."""
     found = []
     for framework in FRAMEWORKS:
         section = TEXT.split(f"\n## {framework}\n")[1].split("\n## ")[0]

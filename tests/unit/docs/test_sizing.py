@@ -1,4 +1,4 @@
-"""The arithmetic of docs/sizing.md, held to a real model and to the document."""
+"""The formulas of docs/sizing.md, compared with a real model, and its tables."""
 
 import json
 import subprocess
@@ -33,12 +33,14 @@ def test_a_layer_keeps_what_the_arithmetic_says(
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
         if tokens in tensor.shape:
-            kept[tensor.untyped_storage().data_ptr()] = tensor  # alive, so that no other takes its address
+            kept[tensor.untyped_storage().data_ptr()] = (
+                tensor  # keep it alive, so that its address is not reused
+            )
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         learner.policy(to_device(row, "cpu"))
-    outside = 4 * 4 * shape.hidden  # the last norm
+    outside = 4 * 4 * shape.hidden  # final norm
     found = sum(tensor.untyped_storage().nbytes() for tensor in kept.values()) / tokens - outside
     assert found / shape.layers == pytest.approx(shape.layer_activations(compute, 4), rel=0.1)
 
@@ -64,7 +66,7 @@ def test_the_table_in_the_document_is_what_the_script_prints() -> None:
 
 
 def test_no_shape_is_a_surprise() -> None:
-    """Parameters of the published models, in 1e9, to a percent."""
+    """Parameter counts of the published models, in 1e9, within one percent."""
     published = {"0.6B": 0.596, "1.7B": 1.72, "8B": 8.19, "32B": 32.76}
     assert {name: shape.parameters / 1e9 for name, shape in QWEN3.items()} == pytest.approx(
         published, rel=0.01

@@ -1,4 +1,4 @@
-"""The walk of docs/token.md: it is short, and every module and name in it exists."""
+"""docs/token.md: it is short, and every module and name in it exists."""
 
 import re
 
@@ -7,7 +7,7 @@ from tests.support.paths import DOCS, REPOSITORY
 TEXT = (DOCS / "token.md").read_text()
 MODULES = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*\.py)`", TEXT))
 LIMIT = 25
-"""Modules that a token may pass."""
+"""Maximum number of modules that docs/token.md mentions."""
 
 
 def test_the_modules_exist_and_are_few() -> None:
@@ -18,6 +18,8 @@ def test_the_modules_exist_and_are_few() -> None:
 
 
 def test_the_functions_that_it_names_are_defined_in_them() -> None:
-    sources = "\n".join((REPOSITORY / "src" / "braidrl" / name).read_text() for name in MODULES if "/" in name)
+    sources = "\n".join(
+        (REPOSITORY / "src" / "braidrl" / name).read_text() for name in MODULES if "/" in name
+    )
     for name in ("Orchestrator", "_fill", "SourceEnv", "TrainingSample"):
         assert name in TEXT and re.search(rf"(class|def) {name}\b", sources), name

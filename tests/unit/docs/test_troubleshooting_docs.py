@@ -1,4 +1,4 @@
-"""What docs/troubleshooting.md names exists: metrics, keys, and the messages that it quotes."""
+"""Metrics, keys and messages of docs/troubleshooting.md exist."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""Expressions of graded difficulty: what they ask, and how they are graded."""
+"""The `arithmetic` taskset: expressions and grading."""
 
 import pytest
 from pydantic import ValidationError

@@ -1,4 +1,4 @@
-"""The in-process chat loop behind verifiers' own interception, against scripted models."""
+"""The in-process chat loop with verifiers' interception server and scripted models."""
 
 import asyncio
 import json
@@ -237,7 +237,7 @@ def test_the_session_closes_with_its_event_loop() -> None:
 
 
 async def train(model: ScriptedModel, tiny_model_dir, **keys) -> vf.Trace:
-    """Play through the training client: messages rendered to tokens, sampled tokens with log-probs back."""
+    """Run an episode with the training client, which renders messages to tokens and receives tokens with log-probs."""
     async with model.serve() as base_url:
         client = vf.TrainClientConfig(
             base_url=base_url,
@@ -258,7 +258,7 @@ async def test_a_tool_call_that_the_renderer_cannot_read_is_answered(tiny_model_
     assert tool_results(trace) == ["3"]
     assign_advantages(trace, 1.0)
     decode = byte_tokenizer().decode
-    # a user turn makes the template strip earlier thinking, so the first reply is a sample of its own
+    # the template strips thinking before the last user message, so the first reply becomes a separate sample
     first, second = flatten_trace(trace, seq_len=2000).samples
     assert decode(first.token_ids[first.mask]) == cut
     assert decode(second.token_ids[second.mask]) == call + "Three.<|im_end|>"

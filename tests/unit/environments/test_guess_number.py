@@ -1,4 +1,4 @@
-"""A dialogue in which the environment is the user."""
+"""The `guess-number` environment, in which the environment acts as the user."""
 
 import pytest
 from pydantic import ValidationError

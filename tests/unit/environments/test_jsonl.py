@@ -1,4 +1,4 @@
-"""Tasks from a file, graded by a function of the user's."""
+"""Tasks from a JSONL file, graded by a user-defined function."""
 
 import json
 import sys
@@ -38,7 +38,7 @@ def data(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """An importable module with reward functions."""
+    """Name of an importable module with reward functions."""
     (tmp_path / "rewards_of_a_test.py").write_text(MODULE)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "rewards_of_a_test", raising=False)

@@ -1,4 +1,4 @@
-"""Kuhn poker: the rules, the exact worth of a strategy, and hands between two agents."""
+"""Kuhn poker: rules, exact values of strategies, and hands between two agents."""
 
 from fractions import Fraction
 
@@ -59,8 +59,8 @@ def test_the_known_equilibria(alpha: float) -> None:
 
 
 def test_the_strategies_whose_worth_is_known() -> None:
-    """By hand: against one that always passes, a bet with every card wins the ante. Uniform play is the
-    textbook start of self-play: 11/24 exploitable, and player 0 wins 1/8 of a chip."""
+    """Closed forms: betting every card wins the ante from a player that always passes. Uniform play has exploitability
+    11/24, and player 0 wins 1/8 of a chip."""
     assert exploitability(dict.fromkeys(INFORMATION_SETS, 0.0)) == 1.0
     assert exploitability(UNIFORM) == pytest.approx(float(Fraction(11, 24)), abs=1e-15)
     assert expected_chips(UNIFORM) == pytest.approx(0.125, abs=1e-15)

@@ -1,4 +1,4 @@
-"""One agent proposes, several attempts decide how useful the problem was."""
+"""The `proposer-solver` environment: proposals, attempts and rewards."""
 
 import pytest
 import verifiers.v1 as vf
@@ -14,7 +14,7 @@ BLOCK = {"taskset": {"id": "proposer-solver"}, "n": 3}
 
 
 def sums() -> ProposerTask:
-    """Additions up to 20."""
+    """Source task of additions with operands up to 20."""
     keys = {"operators": "+", "smallest_limit": 20, "largest_limit": 20}
     return tasks("proposer-solver", num_tasks=1, **keys)[0]
 

@@ -1,4 +1,4 @@
-"""The generators of the public package `reasoning-gym` (an extra; the tests install it)."""
+"""Generators of the public package `reasoning-gym`, an extra that the test extra includes."""
 
 import pytest
 from pydantic import ValidationError

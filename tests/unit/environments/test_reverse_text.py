@@ -1,4 +1,4 @@
-"""The first environment: what it asks, and how it grades."""
+"""The `reverse-text` taskset: texts and grading."""
 
 import pytest
 import verifiers.v1 as vf

@@ -1,4 +1,4 @@
-"""A simulated shell as a tool: what commands do, what an errand asks for, how it is graded."""
+"""The `terminal` environment: commands of the simulated shell, errands and grading."""
 
 import json
 from itertools import permutations
@@ -168,7 +168,7 @@ async def test_commands_run_out() -> None:
 async def test_a_harness_with_a_shell_of_its_own_finds_the_files_and_is_graded_by_them(
     goal: str, reward: float
 ) -> None:
-    """An errand that asks for an answer earns nothing here, because the stub replies nothing."""
+    """Errands that require an answer get reward 0 here, because the stub's reply is empty."""
     task = errand(goal)
     arguments = task.data.demonstration[0]["tool_calls"][0]["function"]["arguments"]
     harness = {"id": "stub-harness", "commands": [json.loads(arguments)["command"]]}

@@ -1,4 +1,4 @@
-"""The difficulty pool example: a fair comparison, and what its check asks for."""
+"""The difficulty pool example: equal conditions in the comparison, and its criterion."""
 
 import asyncio
 import math

@@ -1,4 +1,4 @@
-"""The picture of what each algorithm's example learnt, from what the runs left."""
+"""The plot of the examples' learning curves."""
 
 import json
 import re

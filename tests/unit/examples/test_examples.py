@@ -1,4 +1,4 @@
-"""Examples are whole: every command of a README finds its config, and every model that one loads is made by another."""
+"""Examples are complete: the configs of all commands exist, and an earlier command creates every loaded model."""
 
 import json
 import shlex
@@ -23,7 +23,7 @@ CONFIGS = {"sft": SFTConfig, "rl": RLConfig, "inference": InferenceConfig}
 
 
 def models_of(name: str) -> list[str]:
-    """The models that an example makes, in order; fails for one that it loads and nobody has made."""
+    """Return the models that an example creates, in order. Fails if a command loads a model that does not exist yet."""
     made = [model for needed in NEEDS.get(name, []) for model in models_of(needed)]
     for line in commands(name):
         command, *args = shlex.split(line)[1:]

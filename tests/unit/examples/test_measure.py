@@ -1,4 +1,4 @@
-"""What the recipes measure, on a real server, against a plain forward of the same model."""
+"""Measurements of the examples on a real server, compared with a plain forward of the same model."""
 
 import asyncio
 import math
@@ -21,7 +21,7 @@ HEADER = "<|im_start|>assistant\n<think>\n\n</think>\n\n"
 
 
 def chance(model: Path, information_set: str, action: str) -> float:
-    """How likely the model answers this, written out by hand."""
+    """Return the probability of an action from a plain forward."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     turns = [
         f"<|im_start|>user\n{message['content']}<|im_end|>\n"
@@ -35,7 +35,7 @@ def chance(model: Path, information_set: str, action: str) -> float:
 
 
 def chance_of(model: Path, tokenizer: Path, prompt: str, answer: str) -> float:
-    """How likely the model gives this answer and ends, written out by hand."""
+    """Return the probability of an answer followed by the end of the turn, from a plain forward."""
     given, reply = (
         AutoTokenizer.from_pretrained(tokenizer).encode(text)
         for text in (f"<|im_start|>user\n{prompt}<|im_end|>\n{HEADER}", f"{answer}<|im_end|>")
@@ -47,7 +47,7 @@ def chance_of(model: Path, tokenizer: Path, prompt: str, answer: str) -> float:
 
 @asynccontextmanager
 async def served(model: Path) -> AsyncIterator[tuple[str, str]]:
-    """Address and name of a model on a server of its own."""
+    """Serve a model and yield address and name."""
     async with running(model) as session, session.get("/health") as response:
         yield str(response.url.with_path("")), str(model)
 

@@ -16,7 +16,7 @@ from tests.support.stub_trainer import run_stub
 
 
 def content(batch: TrainingBatch) -> list[tuple[Any, ...]]:
-    """What must repeat: the order, the tokens (which follow from prompts and seeds) and the credit."""
+    """Return what must be reproducible: order, tokens (determined by prompts and seeds) and credit."""
     return [
         (sample.group_id, sample.token_ids.tolist(), sample.advantages.tolist(), sample.version_start)
         for sample in batch.samples
@@ -37,7 +37,7 @@ async def test_strictly_on_policy_runs_repeat_whatever_the_timing(
     other, _ = await run_stub(tiny_model_dir, tmp_path / "other", max_steps=3, seed=1)
     assert [batch.step for batch in quick] == [1, 2, 3]
     assert [len(batch.samples) for batch in quick] == [8, 8, 8]
-    # positions differ between the tasksets, so prompts are the same and only the timing is not
+    # both tasksets have the same prompts; only the timing differs
     assert [content(batch) for batch in quick] == [content(batch) for batch in late]
     assert [content(batch) for batch in quick] != [content(batch) for batch in other]
     for batch in quick:
@@ -118,9 +118,8 @@ async def test_an_evaluation_sees_one_version_and_a_slow_last_one_is_not_cut(
     run = RunFolder(tmp_path)
     lines = read_metrics(run.metrics("eval"))
     assert [line["step"] for line in lines] == [0, 2, 3]
-    assert (
-        len({line["eval/held/reward/mean"] for line in lines}) == 1
-    )  # the same seeds, and the stub learns nothing
+    # The seeds are the same, and the stub's tokens do not depend on the weights.
+    assert len({line["eval/held/reward/mean"] for line in lines}) == 1
     assert {line["eval/held/num"] for line in lines} == {6}
     assert {line["eval/held/errors"] for line in lines} == {0}
     for version in (0, 2, 3):
@@ -143,7 +142,7 @@ async def test_an_evaluation_sees_one_version_and_a_slow_last_one_is_not_cut(
 async def test_a_run_that_cannot_learn_stops_with_the_reason(
     tiny_model_dir: Path, tmp_path: Path, behaviour: str, explanation: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    # short only where it must expire: a busy machine must not turn the other faults into this one
+    # Short only if it has to expire, so that the other faults do not become timeouts on a busy machine.
     timeout = 0.5 if behaviour == "endless" else 60.0
     source = {"env": {"taskset": {"id": "stub-tasks", "behaviour": behaviour}}, "timeout": timeout}
     train = {"group_size": 4, "sampling": {"max_tokens": 16}, "source": [source]}
@@ -154,7 +153,7 @@ async def test_a_run_that_cannot_learn_stops_with_the_reason(
         await run_stub(tiny_model_dir, tmp_path, train=train, max_empty_batches=2)
     assert any("no signal in" in line for line in caplog.messages)
     ended = records(RunFolder(tmp_path).train_episodes(1))
-    assert len(ended) >= 16  # what led there can be read, with its errors
+    assert len(ended) >= 16  # the episodes that led to the error are recorded
     assert {bool(record.get("errors") or record["traces"][0].get("errors")) for record in ended} == {
         behaviour != "constant"
     }

@@ -1,4 +1,4 @@
-"""Three environments with an algorithm each, in one micro batch, through the trainer's own step."""
+"""Three environments with different algorithms in one micro batch, trained by the real step."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,18 +26,18 @@ from tests.support.trainer_batches import trainer_config
 ALONE = Parallel(0, 1, torch.device("cpu"))
 ROLES = [("user", 3), ("assistant", 3), ("tool", 5), ("assistant", 2)]
 MEMBERS = {"math": ("rl",), "shell": ("rl", "ce"), "tutor": ("ref_kl",)}
-"""Environments of a mixed batch, and the components in which each has members."""
+"""Components in which each environment of a mixed batch has members."""
 
 
 class Batches(NamedTuple):
     math: list[TrainingSample]
-    """GRPO."""
+    """Samples of GRPO."""
     shell: list[TrainingSample]
-    """ECHO with rewards that differ: actions and observations."""
+    """Samples of ECHO with different rewards: actions and observations train."""
     silent: list[TrainingSample]
-    """ECHO with equal rewards: observations alone."""
+    """Samples of ECHO with equal rewards: only observations train."""
     tutor: list[TrainingSample]
-    """OPD."""
+    """Samples of OPD."""
 
     @property
     def mixed(self) -> list[TrainingSample]:
@@ -45,13 +45,13 @@ class Batches(NamedTuple):
 
 
 def played(rewards: list[float], seed: int) -> list[Episode]:
-    """A group of siblings; the sampler found each of their tokens about as likely as a random model does."""
+    """Return a group of siblings whose tokens have about the log-probs of a random model."""
     rng = np.random.default_rng(seed)
     episodes = [episode(trace(reward, [*ROLES, ("tool", 1 + n)])) for n, reward in enumerate(rewards)]
     for place, node in (
         (place, node) for played in episodes for place, node in enumerate(played.traces[0].nodes)
     ):
-        if place:  # they share their prompt
+        if place:  # only prompts are shared
             node.token_ids = rng.integers(0, 256, len(node.token_ids)).tolist()
         node.logprobs = rng.normal(-5.6, 0.1, sum(node.mask)).tolist()
     return episodes
@@ -60,7 +60,7 @@ def played(rewards: list[float], seed: int) -> list[Episode]:
 async def samples_of(
     env: str, config: BaseAlgorithmConfig, rewards: list[float], seed: int, clients: Any = None
 ) -> list[TrainingSample]:
-    """What the orchestrator would ship."""
+    """Return the samples that the orchestrator would send."""
     algorithm, episodes = make_algorithm(config, clients), played(rewards, seed)
     await algorithm.setup()
     for item in episodes:
@@ -86,13 +86,14 @@ async def batches(tiny_model_dir: Path) -> Batches:
 
 
 def step(model: Path, folder: Path, samples: list[TrainingSample], tokens: int = 512) -> dict[str, float]:
-    """Metrics of a first step; `tokens` is the size of a micro batch."""
+    """Return the metrics of a first step. `tokens` is the size of a micro batch."""
     learner = Learner.load(trainer_config(model, folder, micro_batch_tokens=tokens), ALONE)
     return learner.step(1, samples)
 
 
 def gradient(model: Path, folder: Path, samples: list[TrainingSample]) -> torch.Tensor:
-    """Flat and in float64, of a step that does not clip: AdamW's first moment is a tenth of it."""
+    """Return the flat gradient in float64, computed from AdamW's first moment (a tenth of it) after a step without
+    clipping."""
     config = trainer_config(model, folder, micro_batch_tokens=512, optim={"max_norm": 1e9})
     learner = Learner.load(config, ALONE)
     learner.model.double()
@@ -102,7 +103,7 @@ def gradient(model: Path, folder: Path, samples: list[TrainingSample]) -> torch.
 
 
 def test_the_rl_gradient_does_not_change_with_other_components_beside_it(batches, tiny_model_dir, tmp_path):
-    """What the other rows add is what they make alone, though all share a micro batch and their prompt."""
+    """Gradients of different components add up, although all samples share a micro batch and their prompt."""
     beside = [*batches.silent, *batches.tutor]
     (row,) = pack([*batches.math, *beside], max_tokens=512)
     assert row.segments[0].length == 3 and len({segment.parent for segment in row.segments}) > 1
@@ -117,7 +118,7 @@ def test_the_rl_gradient_does_not_change_with_other_components_beside_it(batches
     )
     scale = float(alone.abs().max())
     assert scale > 0 and float(others.abs().max()) > scale / 100
-    # norms and rotations are float32 in transformers, also in a float64 model
+    # transformers computes norms and rotary embeddings in float32, even in a float64 model
     torch.testing.assert_close(together - others, alone, rtol=0, atol=1e-6 * scale)
 
 

@@ -1,4 +1,4 @@
-"""Packing: every entry keeps its sample's context, nothing is lost, every rank gets as many rows."""
+"""Packing: entries keep the context of their samples, no entry is lost, and all ranks get the same number of rows."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from braidrl.transport.types import TrainingSample
 
 
 def make_sample(tokens: list[int], prompt: int, **streams) -> TrainingSample:
-    """Tokens after `prompt` are sampled and trained by rl."""
+    """Return a sample whose tokens after `prompt` are sampled and train with rl."""
     mask = np.arange(len(tokens)) >= prompt
     streams = {
         "sampling_logprobs": np.where(mask, -1.0, 0),
@@ -24,7 +24,7 @@ def make_sample(tokens: list[int], prompt: int, **streams) -> TrainingSample:
 
 
 def context(micro: MicroBatch, index: int) -> list[int]:
-    """Tokens that row position `index` attends to, from the root to itself."""
+    """Return the tokens that row position `index` attends to, from the root to itself."""
     segment = next(s for s in micro.segments if s.start <= index < s.start + s.length)
     tokens = micro.token_ids[segment.start : index + 1].tolist()
     while segment.parent is not None:
@@ -34,7 +34,7 @@ def context(micro: MicroBatch, index: int) -> list[int]:
 
 
 def check_rows(samples: list[TrainingSample], rows: list[MicroBatch]) -> None:
-    """Every member of every sample is an entry exactly once, and is predicted from exactly its own past."""
+    """Assert that every member of every sample is exactly one entry, predicted from exactly the tokens before it."""
     seen = []
     for row in rows:
         assert sum(segment.length for segment in row.segments) == len(row.token_ids) == len(row.position_ids)
@@ -73,7 +73,7 @@ def test_siblings_share_their_prompt():
     prompt = [7] * 20
     samples = [make_sample([*prompt, 1, 5], 20), make_sample([*prompt, 2, 6, 8], 20)]
     (row,) = pack(samples, max_tokens=100)
-    # the last token of a sample predicts nothing, so it is not in the row
+    # the last token of a sample predicts none, so it is not in the row
     assert row.segments == (Segment(0, 20, None), Segment(20, 1, 0), Segment(21, 2, 0))
     assert row.token_ids.tolist() == [*prompt, 1, 2, 6]
     assert row.position_ids.tolist() == [*range(20), 20, 20, 21]
@@ -127,7 +127,7 @@ def test_nothing_to_train_is_one_empty_row_a_rank(samples):
 
 
 def test_only_members_are_entries():
-    """Tool tokens between two turns have no weight, and a token that equals the padding token is trained."""
+    """Tool tokens between two turns have no weight. A sampled token that equals the padding token trains."""
     sample = make_sample([5, 6, 0, 9, 9, 9, 9, 9, 7, 0], 2)
     sample.mask[3:8] = False
     sample.rl_weights = np.ones(10, np.float32)

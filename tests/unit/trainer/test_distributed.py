@@ -1,4 +1,4 @@
-"""Two and three processes over gloo, with sharded parameters, do what one process does (FIELD_CASES 2)."""
+"""Two and three gloo processes with sharded parameters give the results of one process (FIELD_CASES 2)."""
 
 import copy
 import json
@@ -44,16 +44,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "custom": {"loss": {"type": "custom", "import_path": "tests.support.custom_losses.policy_gradient"}},
 }
-"""What a case trains with; one that is named for a component trains that alone."""
+"""Options of each case. A case named after a component trains only that component."""
 CASES = tuple(OPTIONS)
 THREE = ("mixed", "surrogate", "lora", "custom")
-"""Cases that three processes train as well."""
+"""Cases that are also run with three processes."""
 OWN = {"tokens/packed", "tokens_per_second", "time/step", "memory/peak_gib"}
-"""Metrics that depend on how many processes there are."""
+"""Metrics that depend on the number of processes."""
 
 
 def load_whole(folder: Path, name: str) -> dict[str, torch.Tensor]:
-    """Tensors of a checkpoint, whoever wrote which part."""
+    """Return the tensors of a checkpoint, independent of the number of writers."""
     with PartsReader(folder, name) as parts:
         return {key: parts.read(key) for key in parts.names()}
 
@@ -72,7 +72,7 @@ def case_batch(case: str, step: int) -> list[TrainingSample]:
 
 
 def learn(model: Path, folder: Path, case: str, parallel: Parallel) -> None:
-    """Two steps (for some with a restart in between); leaves checkpoints, weights and metrics."""
+    """Take two steps, with a restart in between for some cases. Saves checkpoints, weights and metrics."""
     run = RunFolder(folder / case)
     config = case_config(model, run.root, case)
     learner, rows = Learner.load(config, parallel), []
@@ -90,7 +90,7 @@ def learn(model: Path, folder: Path, case: str, parallel: Parallel) -> None:
 
 
 def refuse(model: Path, folder: Path, parallel: Parallel) -> None:
-    """A sample that only one process holds is not finite: every process stops, and nobody waits."""
+    """Train a non-finite sample that only one process has. All processes must stop with an error, and none may wait."""
     learner = Learner.load(trainer_config(model, folder), parallel)
     batch = make_batch(1, size=5)
     batch[2] = make_sample(77)
@@ -119,7 +119,7 @@ def worker(model: Path, folder: Path) -> None:
 
 
 class Folders(dict[int, Path]):
-    """Results of one, two and three processes, computed when they are first needed."""
+    """Results by number of processes, computed on first access."""
 
     def __init__(self, model: Path, root: Path) -> None:
         super().__init__()
@@ -155,7 +155,7 @@ def test_they_give_the_gradients_and_weights_of_one(folders: Folders, count: int
             expected = load_file(one.trainer_checkpoint(step) / f"{file}.safetensors")
             tensors = load_whole(two.trainer_checkpoint(step), file)
             assert tensors.keys() == expected.keys()
-            # after the first step, exp_avg is the clipped gradient times a constant
+            # after the first step, exp_avg is a constant times the clipped gradient
             for key, tensor in tensors.items():
                 scale = float(expected[key].abs().max())
                 torch.testing.assert_close(tensor, expected[key], rtol=1e-4, atol=1e-5 * scale, msg=key)

@@ -1,4 +1,4 @@
-"""AdamW, the schedule and clipping, against their formulas."""
+"""AdamW, schedule and clipping compared with their formulas."""
 
 import math
 
@@ -87,6 +87,6 @@ def test_state_moves_unless_it_lives_on_the_cpu(offload: bool, device: str) -> N
     optimizer = make_optimizer(model, OptimConfig(offload=offload))
     model(torch.ones(1, 2)).sum().backward()
     optimizer.step()
-    move_state(optimizer, torch.device("meta"))  # a device that every machine has
+    move_state(optimizer, torch.device("meta"))  # a second device that exists on every machine
     found = {tensor.device.type for state in optimizer.state.values() for tensor in state.values()}
     assert found == {device}

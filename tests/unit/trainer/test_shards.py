@@ -1,4 +1,4 @@
-"""Tensors that several processes wrote: any rows of them are read again, and what is not whole is refused."""
+"""Tensors written by several processes: reading of any rows, and errors for incomplete files."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ WHOLE = {"matrix": torch.arange(15.0).reshape(5, 3), "vector": torch.arange(2.0)
 
 
 def write(folder: Path, writers: int) -> None:
-    """As `writers` processes would: rows are cut as torch.chunk cuts, a number is whole."""
+    """Write as `writers` processes would: rows are split like in torch.chunk, scalars are not split."""
     folder.mkdir(exist_ok=True)
     for rank in range(writers):
         rows = {"count": Rows(WHOLE["count"], 0, None)}
@@ -85,7 +85,7 @@ def test_weights_that_do_not_fit_are_refused_by_shape(tmp_path: Path) -> None:
 
 
 def tear(folder: Path) -> None:
-    """The second process cannot write its part."""
+    """Let the second process fail to write its part."""
     with data_parallel(timeout=20) as parallel:
         model = nn.Linear(3, 5)
         optimizer = make_optimizer(model, OptimConfig())

@@ -1,4 +1,4 @@
-"""Versions that hold what changed alone serve what whole ones would, bit for bit, whoever needs them."""
+"""Deltas give exactly the same weights as whole versions, bit for bit, for engines, exports and resumed runs."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def trained_run(model: Path, folder: Path, dtype: str, versions: range, **option
 def runs(
     request: pytest.FixtureRequest, tiny_model_dir: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[str, RunFolder, RunFolder]:
-    """The type, and the same seven versions as deltas and whole."""
+    """The dtype, and two runs with the same seven versions, published as deltas and whole."""
     folder = tmp_path_factory.mktemp("runs")
     found = (
         trained_run(tiny_model_dir, folder / name, request.param, range(1, 8), **options)
@@ -62,7 +62,7 @@ def size(folder: Path) -> int:
 
 
 def test_what_is_whole_and_what_is_small(runs: tuple[str, RunFolder, RunFolder]) -> None:
-    """The first version, every fourth one and the one of a checkpoint stand by themselves."""
+    """The first version, every fourth one and that of a checkpoint are whole."""
     dtype, deltas, whole = runs
     assert [base_of(deltas.weights(version)) is None for version in range(1, 8)] == [
         True,
@@ -77,7 +77,8 @@ def test_what_is_whole_and_what_is_small(runs: tuple[str, RunFolder, RunFolder])
 def test_every_version_is_that_of_whole_publishing(
     runs: tuple[str, RunFolder, RunFolder], tiny_model_dir: Path
 ) -> None:
-    """Each applied to the last, some overtaken, and all by a server that was started anew."""
+    """Orders of updates: all versions, some skipped, one update of a restarted server, and an older version after a
+    newer."""
     dtype, deltas, whole = runs
     expected = {}
     with running(tiny_model_dir, dtype=dtype) as engine:

@@ -1,4 +1,4 @@
-"""The wires between the processes: batches, weights, metrics."""
+"""Data between the processes: batches, weights, metrics."""
 
 import logging
 import math
@@ -63,7 +63,7 @@ def test_a_wait_has_a_heartbeat_and_a_deadline_that_says_where_to_look(run, capl
 async def test_grpo_sends_weights_only_where_its_tokens_weigh_unlike(
     aggregation: Aggregation, more: set[str]
 ) -> None:
-    """Read from the bytes: absent streams have no key, not an empty value."""
+    """Reads the bytes: absent streams have no key, rather than an empty value."""
     algorithm = make_algorithm(GRPOConfig(loss_aggregation=aggregation))
     episodes = [episode(trace(reward)) for reward in (1.0, 0.0)]
     for played in episodes:

@@ -1,4 +1,4 @@
-"""Algorithms in a run's configuration: what a source inherits, what is refused, and what the refusal says."""
+"""Algorithms in a run's config: inheritance of sources, invalid combinations, and their errors."""
 
 import tomllib
 from pathlib import Path
@@ -40,7 +40,7 @@ def dry_run(tmp_path: Path, *flags: str, text: str = MINIMAL) -> int:
     return main(["rl", "@", str(tmp_path / "rl.toml"), *flags, "--dry-run"])
 
 
-# -- what a source inherits
+# -- inheritance
 
 
 def test_the_default_is_grpo_and_every_source_has_one_of_its_own() -> None:
@@ -125,7 +125,7 @@ def test_several_addresses_or_one() -> None:
     assert config.train.source[0].algo.teacher.base_url == two
 
 
-# -- what fits together
+# -- combinations
 
 
 def test_rl_losses_of_one_run_aggregate_alike() -> None:
@@ -220,7 +220,7 @@ def test_mixed_aggregation_is_one_line_that_names_both_sources(
 
 @pytest.mark.parametrize("algo", ["grpo", "max_rl", "rae", "echo", "opsd"])
 def test_a_group_of_one_is_no_error_of_the_configuration(algo: str, tmp_path: Path) -> None:
-    """It is met at run time: there, whoever needs siblings warns, and trains nothing."""
+    """At run time, algorithms that need siblings log a warning and do not train."""
     assert dry_run(tmp_path, text=MINIMAL + f'group_size = 1\nalgo.type = "{algo}"\n') == 0
 
 

@@ -1,4 +1,4 @@
-"""The `algorithm` section: what it expands into, and what stands beside it."""
+"""The `algorithm` section: its expansion, and combination with other blocks."""
 
 import tomllib
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.support.recipes import MINIMAL, dry_run
 
 
 def run(algorithm: dict[str, Any] | None = None, **blocks: Any) -> RLConfig:
-    """A run with this section, and other blocks (`trainer`, `algo`, `source`)."""
+    """Return the config of a run with this section and other blocks (`trainer`, `algo`, `source`)."""
     train = {"source": [{"env": {"taskset": {"id": "reverse-text"}}, **blocks.pop("source", {})}]}
     if "algo" in blocks:
         train["algo"] = blocks.pop("algo")
@@ -122,7 +122,7 @@ EVERYTHING = {
         "ref_dist_ckpt_path": "outputs/run/checkpoints/step_000100",
     },
 }
-"""A section in which every key differs from its default."""
+"""Return a section in which every key differs from its default."""
 
 
 def test_everything_reaches_its_place() -> None:
@@ -169,7 +169,7 @@ def test_a_block_that_is_off_stays_off_whatever_else_it_says() -> None:
     assert trainer.is_correction is trainer.m2po is trainer.opsm is trainer.reference_kl is None
 
 
-# -- what stands beside it
+# -- combination with other blocks
 
 
 def test_a_source_inherits_from_it_and_may_have_an_algorithm_of_its_own() -> None:
@@ -222,7 +222,7 @@ def test_a_flag_reaches_into_the_section(tmp_path: Path, capsys: pytest.CaptureF
 
 
 def test_the_older_spelling_of_an_algorithm_stands_beside_it_too() -> None:
-    """`[orchestrator.algo]` is `[orchestrator.train.algo]`."""
+    """`[orchestrator.algo]` is an alias of `[orchestrator.train.algo]`."""
     source = {"env": {"taskset": {"id": "reverse-text"}}}
     orchestrator = {"algo": {"type": "grpo", "length_penalty": {}}, "train": {"source": [source]}}
     config = RLConfig.model_validate({"model": {"path": "m"}, "orchestrator": orchestrator, "algorithm": {}})

@@ -1,4 +1,4 @@
-"""The `algorithm` section: what it refuses, in one line that names both keys."""
+"""Invalid `algorithm` sections: one line of error that names both keys."""
 
 from pathlib import Path
 

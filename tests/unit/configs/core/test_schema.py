@@ -1,4 +1,4 @@
-"""The JSON schema of config files: it takes every file of the repository, explains each key, and finds faults."""
+"""The JSON schema of config files: it accepts all files of the repository, describes each key, and rejects faults."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ def validator(command: str) -> jsonschema.Draft7Validator:
 
 
 def faults(command: str, data: Any) -> list[str]:
-    """What the schema of a command finds in a file, with the path of each."""
+    """Return the errors of a file against the schema of a command, with their paths."""
     found = validator(command).iter_errors(data)
     return [f"{'.'.join(map(str, fault.absolute_path))}: {fault.message}" for fault in found]
 

@@ -1,4 +1,4 @@
-"""Forest attention against a dense mask: values, gradients, types, and what it refuses."""
+"""Forest attention compared with a dense mask: values, gradients, dtypes, and errors."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ FORESTS = {
 
 
 def visible(segments: list[Segment]) -> torch.Tensor:
-    """The definition, spelt out: bool[T, T]."""
+    """Return the dense mask bool[T, T] by definition."""
     length = sum(segment.length for segment in segments)
     mask = torch.zeros(length, length, dtype=torch.bool)
     for index, segment in enumerate(segments):
@@ -50,7 +50,7 @@ def random_heads(length: int, dtype: torch.dtype, value_width: int = 8) -> list[
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", FORESTS)
 def test_block_mask_of_flex_attention(name):
-    """The mask that the GPU uses, through flex attention's reference implementation."""
+    """The mask used on a GPU, evaluated with flex attention's reference implementation."""
     forest, mask = Forest(FORESTS[name]), visible(FORESTS[name])
     heads = [head.detach() for head in random_heads(forest.length, torch.float32)]
     ours = flex_attention(

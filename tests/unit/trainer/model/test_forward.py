@@ -1,4 +1,4 @@
-"""The packed forward on real tiny models against one plain transformers forward a sample.
+"""The packed forward on real tiny models, compared with one plain transformers forward per sample.
 
 Gradients do not depend on packing.
 """
@@ -25,7 +25,8 @@ IPO = make_loss(IPOLossConfig())
 
 
 def make_samples() -> list[TrainingSample]:
-    """Three groups of siblings, two branches of one trace, and samples that mix components and temperatures."""
+    """Return three groups of siblings, two branches of one trace, and samples with mixed components and
+    temperatures."""
     rng = np.random.default_rng(0)
     samples = []
     for group in range(3):
@@ -55,7 +56,7 @@ def make_sample(rng: np.random.Generator, tokens: np.ndarray, prompt: int) -> Tr
 
 
 def train(model: PreTrainedModel, samples: list[TrainingSample], **packing) -> tuple[float, torch.Tensor]:
-    """Loss and flat gradient through packed rows."""
+    """Return loss and flat gradient with packed rows."""
     model.zero_grad()
     total, world_size = 0.0, packing.pop("world_size", 1)
     for rank in range(world_size):
@@ -69,14 +70,14 @@ def train(model: PreTrainedModel, samples: list[TrainingSample], **packing) -> t
 
 
 def plain_logprobs(model: PreTrainedModel, sample: TrainingSample) -> torch.Tensor:
-    """Of every token but the first, one sample at a time, by transformers alone."""
+    """Return the log-probs of all tokens except the first, from one transformers forward per sample."""
     ids = torch.from_numpy(sample.token_ids).long()
     logits = model(input_ids=ids[None]).logits[0, :-1] / sample.temperature
     return logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]
 
 
 def train_plainly(model: PreTrainedModel, samples: list[TrainingSample]) -> tuple[float, torch.Tensor]:
-    """The same loss written down naively, one sample at a time."""
+    """Return the loss from a naive implementation, one sample at a time."""
     model.zero_grad()
     total, normalisers = torch.zeros(()), Normalisers.of(samples)
     for sample in samples:
@@ -116,7 +117,7 @@ def plain(tiny_model_dir: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(tiny_model_dir, dtype=torch.float32)
 
 
-# norms and rotations are float32 in transformers, also in a float64 model
+# transformers computes norms and rotary embeddings in float32, even in a float64 model
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 3e-7), (torch.float32, 1e-5)])
 def test_loss_and_gradient_equal_plain_transformers(model, plain, samples, dtype, tolerance):
     wanted_loss, wanted = train_plainly(plain.to(dtype), samples)
@@ -129,7 +130,7 @@ def test_loss_and_gradient_equal_plain_transformers(model, plain, samples, dtype
     "packing", [{"max_tokens": 1}, {"max_tokens": 25}, {"max_tokens": 512, "world_size": 3}]
 )
 def test_gradient_does_not_depend_on_the_packing(model, samples, packing):
-    """`max_tokens` 1 puts every sample into a row of its own: nothing is shared."""
+    """`max_tokens` 1 puts every sample into its own row, so no tokens are shared."""
     loss, gradient = train(model.double(), samples, max_tokens=512)
     order = np.random.default_rng(1).permutation(len(samples))
     for batch in (samples, [samples[i] for i in order]):
@@ -148,7 +149,7 @@ def test_packed_samples_do_not_see_each_other(model, plain):
 
 
 def test_candidates_of_an_entry_are_scored_with_it(model, plain):
-    """Each entry's own target and two other tokens, one of them padded."""
+    """Candidates of each entry: its target, another token, and padding."""
     rng = np.random.default_rng(3)
     sample = make_sample(rng, rng.integers(0, 256, 6), 1)
     sample.temperature = 0.6

@@ -1,4 +1,4 @@
-"""The chunked head, its log-probs, entropies and candidates, against plain autograd on full logits."""
+"""The chunked head (log-probs, entropies and candidates), compared with plain autograd on full logits."""
 
 from itertools import product
 
@@ -17,9 +17,9 @@ PRECISIONS = pytest.mark.parametrize("dtype", TOLERANCES)
 
 
 class Case:
-    """A random head, random entries with a temperature each, and random gradients from above.
+    """Random head, entries with temperatures, and output gradients.
 
-    `candidates` has repeats and pads; the tensors that `inputs` lists require gradients.
+    `candidates` has repetitions and padding. The tensors in `inputs` require gradients.
     """
 
     def __init__(self, dtype: torch.dtype, entries: int = ENTRIES, biased: bool = False, **head) -> None:
@@ -44,7 +44,7 @@ class Case:
         )
 
     def plain(self) -> TokenOutputs:
-        """The same by plain autograd, with a loop over the candidates."""
+        """Compute the outputs with plain autograd and a loop over the candidates."""
         logits = self.hidden @ self.head.weight.T
         logits = (logits if self.head.bias is None else logits + self.head.bias) * self.head.scale
         if self.head.softcap is not None:
@@ -62,14 +62,14 @@ class Case:
 
 
 def assert_close(seen: Tensor, wanted: Tensor) -> None:
-    """To the precision's tolerance, relative to the tensor's largest number."""
+    """Assert equality up to the tolerance of the dtype, relative to the largest element."""
     tolerance = TOLERANCES[wanted.dtype]
     largest = wanted.detach().abs().max().item() if wanted.numel() else 0.0
     torch.testing.assert_close(seen, wanted, rtol=tolerance, atol=tolerance * largest)
 
 
 def assert_gradients_agree(case: Case, used: tuple[bool, ...] = (True, True, True)) -> None:
-    """Those of the `used` ones of the three outputs."""
+    """Assert that the gradients of the outputs selected by `used` equal those of plain autograd."""
 
     def gradient(outputs: TokenOutputs) -> tuple[Tensor, ...]:
         terms = zip(outputs, case.gradients, used, strict=True)
@@ -93,7 +93,7 @@ HEADS = [
 @pytest.mark.parametrize("head", HEADS, ids=str)
 @pytest.mark.parametrize("chunk", [1, 3 * VOCABULARY, 1 << 20])
 def test_values_and_gradients_equal_the_whole(monkeypatch, dtype, head, chunk):
-    """One entry a chunk, three a chunk (the last chunk has one), and one chunk."""
+    """Chunks of one entry, of three (the last has one), and a single chunk."""
     monkeypatch.setattr(forward, "CHUNK_ELEMENTS", chunk)
     case = Case(dtype, **head)
     for mine, theirs in zip(case.ours(), case.plain(), strict=True):
@@ -110,7 +110,8 @@ def test_any_of_the_outputs_may_be_used(dtype, used):
 
 @PRECISIONS
 def test_all_of_the_vocabulary_as_candidates(dtype):
-    """In any order: the probabilities add up to 1, and -sum p log p is the entropy, with its gradient."""
+    """With the whole vocabulary as candidates, in any order, probabilities sum to 1, and -sum p log p equals the
+    entropy, gradient included."""
     case = Case(dtype)
     case.candidates = torch.randperm(VOCABULARY).expand(ENTRIES, -1)
     case.gradients = case.gradients._replace(head_logprobs=torch.ones(ENTRIES, VOCABULARY, dtype=dtype))
@@ -144,7 +145,7 @@ def test_there_may_be_no_entry_and_no_candidate(entries, candidates):
 
 
 def test_pads_are_zero_and_take_no_gradient():
-    """Whatever comes from above: 0 times infinity would be NaN."""
+    """Also for infinite output gradients, since 0 times infinity would be NaN."""
     case = Case(torch.float64)
     assert (case.candidates < 0).any(1).any()
     case.gradients.head_logprobs[case.candidates < 0] = torch.inf
@@ -160,7 +161,7 @@ def test_pads_are_zero_and_take_no_gradient():
 
 @PRECISIONS
 def test_tokens_that_a_bias_rules_out_do_not_matter(dtype):
-    """A log-prob of -inf has probability 0: entropy and gradients are those of the tokens before it."""
+    """A log-prob of -inf means probability 0: entropy and gradients equal those without the token."""
     case, less = Case(dtype, biased=True), Case(dtype, biased=True)
     allowed = VOCABULARY - 3
     with torch.no_grad():
@@ -202,7 +203,7 @@ def test_entropy_and_its_gradient_are_the_worked_ones(worked_cases, dtype):
 
 
 def test_temperature_divides_the_logits():
-    """Logits [0, 1] at temperature 0.5: log softmax([0, 2])[0] = -2.127."""
+    """For logits [0, 1] at temperature 0.5, log softmax([0, 2])[0] = -2.127."""
     head, candidates = LMHead(torch.eye(2), None), torch.tensor([[0, 1]])
     outputs = head_logprobs(
         torch.tensor([[0.0, 1.0]]), head, torch.tensor([0]), torch.tensor([0.5]), candidates=candidates
@@ -213,7 +214,7 @@ def test_temperature_divides_the_logits():
 
 
 def test_an_entropy_that_is_not_used_costs_nothing(monkeypatch):
-    """The backward pass is told so; zeros would be multiplied through the whole vocabulary."""
+    """The backward pass receives None for unused outputs. Zeros would cost products over the whole vocabulary."""
     seen = []
     wrapped = forward._logit_gradient
     monkeypatch.setattr(
@@ -226,11 +227,9 @@ def test_an_entropy_that_is_not_used_costs_nothing(monkeypatch):
 
 
 def test_bfloat16_factors_keep_logits_and_softmax_in_float32():
-    """Rounded logits of size 20 would be off by up to 0.06, and their softmax would not add up to 1."""
-    hidden, head = (
-        20 * torch.eye(64) + 0.125,
-        LMHead(torch.eye(64) + 2**-7, None),
-    )  # exact factors, inexact sums
+    """Rounded logits of size 20 would have errors up to 0.06, and their softmax would not sum to 1."""
+    # bfloat16 represents these factors exactly, but not the sums of their products.
+    hidden, head = 20 * torch.eye(64) + 0.125, LMHead(torch.eye(64) + 2**-7, None)
     targets, temperature, candidates = torch.arange(64).roll(1), torch.ones(64), torch.arange(64)[:, None]
     exact, rounded = (
         head_logprobs(hidden, head, targets, temperature, dtype, candidates)
@@ -242,7 +241,7 @@ def test_bfloat16_factors_keep_logits_and_softmax_in_float32():
 
 
 class LargestTensor(TorchDispatchMode):
-    """Remembers the most elements of any tensor that was made, in backward passes too."""
+    """Records the maximum number of elements of any created tensor, including backward passes."""
 
     elements = 0
 
@@ -255,7 +254,8 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.slow
 def test_no_tensor_of_a_large_vocabulary_spans_the_row():
-    """Vocabulary 32,000 and 2,048 entries: entropies and candidates included, the peak is a chunk; values as ever."""
+    """With a vocabulary of 32,000 and 2,048 entries, entropies and candidates included, the largest tensor is a
+    chunk."""
     generator, entries, vocabulary = torch.Generator().manual_seed(0), 2048, 32_000
     hidden = torch.randn(entries, 16, generator=generator).requires_grad_()
     weight = torch.randn(vocabulary, 16, generator=generator).requires_grad_()

@@ -1,4 +1,4 @@
-"""Recomputed layers: what is kept of them, and where."""
+"""Recomputed layers: stored activations and their device."""
 
 from pathlib import Path
 from typing import Any

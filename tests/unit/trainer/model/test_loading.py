@@ -1,4 +1,4 @@
-"""Loading any architecture that packs exactly, refusing the others, and saving without losing anything."""
+"""Loading of architectures that can be packed exactly, errors for others, and lossless saving."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def build(family: str, **settings) -> PreTrainedModel:
     ],
 )
 def test_other_architectures_pass_the_probe(family, settings):
-    """The probe compares packed with plain log-probs; heads with scales, caps and biases are honoured."""
+    """The probe compares packed with plain log-probs. Heads with scales, caps and biases are supported."""
     model = pack_exactly(build(family, **settings), longest_path=512)
     assert model.training
 
@@ -109,7 +109,7 @@ def test_architectures_that_cannot_be_packed_are_refused(family, settings, messa
 
 
 def test_a_head_that_is_not_known_is_refused(monkeypatch):
-    """Any difference between the plain and the packed forward, here an unread logit scale, fails the probe."""
+    """Any difference between the plain and the packed forward, here an ignored logit scale, fails the probe."""
     monkeypatch.setattr(LMHead, "of", classmethod(lambda cls, model: cls(model.lm_head.weight, None)))
     with pytest.raises(ValueError, match="packed log-probs differ"):
         pack_exactly(build("Cohere", logit_scale=4.0))

@@ -1,4 +1,4 @@
-"""An adapter is trained exactly, alone in checkpoints and published folders, and starts from where it was told to."""
+"""Adapters: exact training, checkpoints and published folders without the base model, and initialisation."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ LAYER = "model.layers.0.self_attn.q_proj"
 
 
 def make_adapter(model: Path, folder: Path, **settings: Any) -> Path:
-    """A peft folder whose adapter changes something."""
+    """Folder of a peft adapter that changes the outputs."""
     torch.manual_seed(1)
     settings = {"r": 4, "lora_alpha": 6, "target_modules": "all-linear", "task_type": "CAUSAL_LM"} | settings
     adapted = get_peft_model(
@@ -82,7 +82,7 @@ def gradients(learner: Learner, batch: list[TrainingSample]) -> dict[str, Tensor
 def test_gradients_are_those_of_the_merged_weights(
     tiny_model_dir: Path, started: Path, tmp_path: Path
 ) -> None:
-    """W + s B A has dL/dB = s G A^T and dL/dA = s B^T G, where G is dL/dW of the merged model."""
+    """For W + s B A, dL/dB = s G A^T and dL/dA = s B^T G, where G is dL/dW of the merged model."""
     merged = AutoPeftModelForCausalLM.from_pretrained(started).merge_and_unload()
     merged.save_pretrained(tmp_path / "merged")
     batch = make_batch(1)
@@ -161,7 +161,7 @@ def resume(learner: Learner, folder: Path) -> None:
 def test_the_reference_is_the_starting_adapter_or_the_bare_model(
     tiny_model_dir: Path, started: Path, tmp_path: Path
 ) -> None:
-    """Either one shares the base; a model at another path is a second one, with the same figures."""
+    """Both references share the base model. A model at another path is loaded separately, with the same results."""
     copy = create_tiny_model(tmp_path / "copy")
     kl: dict[str | None, float] = {}
     for path in (None, str(tiny_model_dir), str(copy)):
@@ -179,7 +179,7 @@ def test_the_reference_is_the_starting_adapter_or_the_bare_model(
 
 
 def test_demonstrations_train_an_adapter_too(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """`braid sft`, whose adapter a run may start from."""
+    """`braid sft` trains an adapter from which a run can start."""
     lines = [
         f'{{"messages": [{{"role": "user", "content": "{text}"}}, {{"role": "assistant", "content": "b"}}]}}'
         for text in "xyz"

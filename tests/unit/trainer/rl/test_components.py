@@ -1,5 +1,4 @@
-"""The sum of components: worked cases directly and through packed rows, splits, empty sets, non-finite
-members."""
+"""The sum of components: worked cases directly and with packed rows, splits, empty sets, and non-finite members."""
 
 import numpy as np
 import pytest
@@ -23,7 +22,7 @@ def flat(rows: list[list], dtype: torch.dtype) -> torch.Tensor:
 
 
 def entries(dtype: torch.dtype, **streams: list[list]) -> DeviceMicroBatch:
-    """A micro batch whose entries are given directly, without a row."""
+    """Return a micro batch with the given entries, without a row."""
     sizes = [len(row) for row in streams["rl_weights"]]
     index = torch.arange(sum(sizes))
     members = {name: index[flat(streams[f"{name}_weights"], dtype) != 0] for name in COMPONENTS}
@@ -41,7 +40,7 @@ def entries(dtype: torch.dtype, **streams: list[list]) -> DeviceMicroBatch:
 
 
 def rl_members(given: dict) -> list[list[float]]:
-    """The weights with those off the mask removed, as `pack` removes them."""
+    """Return the weights with those outside the mask set to zero, as in `pack`."""
     pairs = zip(given["rl_weights"], given["loss_mask"], strict=True)
     return [[w * m for w, m in zip(weights, mask, strict=True)] for weights, mask in pairs]
 
@@ -73,7 +72,7 @@ def check(case: dict, loss: torch.Tensor, metrics: dict, gradient: torch.Tensor,
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-9), (torch.float32, 1e-5)])
 @pytest.mark.parametrize("split", [False, True])
 def test_mixed_components(worked_cases, dtype, tolerance, split):
-    """In one micro batch, and with every sequence in a micro batch of its own."""
+    """In one micro batch, and with each sequence in its own micro batch."""
     for case in worked_cases["mixed_components"]:
         given = case["inputs"] | {"rl_weights": rl_members(case["inputs"])}
         rows = given["trainer_logprobs"]
@@ -92,8 +91,7 @@ def test_mixed_components(worked_cases, dtype, tolerance, split):
 
 @pytest.mark.parametrize("max_tokens", [1, 12, 1000])
 def test_mixed_components_through_packed_rows(worked_cases, max_tokens):
-    """As samples on the wire, behind a prompt of one token: the normalisers are counted, entries find their
-    way."""
+    """As samples with a prompt of one token: normalisers are counted, and entries are packed."""
     for case in worked_cases["mixed_components"]:
         given = case["inputs"]
         samples = [make_sample(index, given) for index in range(len(given["trainer_logprobs"]))]
@@ -114,7 +112,7 @@ def make_sample(index: int, given: dict) -> TrainingSample:
 
     length = len(given["loss_mask"][index]) + 1
     return TrainingSample(
-        token_ids=(np.arange(length) + 100 * index).astype(np.int32),  # a token says where it is
+        token_ids=(np.arange(length) + 100 * index).astype(np.int32),  # token ids encode sample and position
         mask=stream("loss_mask") != 0,
         sampling_logprobs=stream("inference_logprobs"),
         **{name: stream(name) for name in STREAMS if name != "inference_logprobs"},
@@ -124,7 +122,7 @@ def make_sample(index: int, given: dict) -> TrainingSample:
 def nll_entries(
     losses: list[list[float]], weights: list[list[float]]
 ) -> tuple[DeviceMicroBatch, torch.Tensor]:
-    """rl members whose loss is `losses`: ratio 1 and advantage -loss."""
+    """Return rl members with the given losses: ratio 1 and advantage -loss."""
     zeros = [[0.0] * len(row) for row in losses]
     micro = entries(
         torch.float64,
@@ -139,7 +137,7 @@ def nll_entries(
 
 
 def test_tokens_count_alike_in_every_micro_batch():
-    """One token of loss 4 and three of loss 0 are 1 on average, however they are split."""
+    """The mean of one loss of 4 and three losses of 0 is 1 for every split."""
     for split in ([[4, 0, 0, 0]], [[4], [0, 0, 0]], [[4, 0], [0, 0]]):
         parts = [nll_entries([losses], [[1] * len(losses)]) for losses in split]
         loss, metrics = totals([p[0] for p in parts], [p[1] for p in parts], Normalisers(rl=4))

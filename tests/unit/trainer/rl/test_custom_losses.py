@@ -1,4 +1,4 @@
-"""Losses of the user's own, by import path, and the errors of bad ones."""
+"""Custom losses by import path, and errors of faulty ones."""
 
 import re
 import sys
@@ -50,7 +50,7 @@ def measured(inputs):
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The current directory, which is not on the Python path, with a module `my_module` to be written."""
+    """Current directory for a module `my_module`; it is not on the Python path."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.delitem(sys.modules, "my_module", raising=False)
@@ -84,9 +84,9 @@ def test_the_fields_that_a_loss_reads_come_first_in_this_order() -> None:
 
 
 def test_an_error_names_function_line_and_sample(tiny_model_dir: Path, here: Path) -> None:
-    """In whichever row and mini batch the sample stands."""
+    """Independent of the row and mini batch of the sample."""
     (here / "my_module.py").write_text(MODULE)
-    samples = make_batch(3, "rl")  # completions of 1, 4, 7 and 10 tokens
+    samples = make_batch(3, "rl")  # completions have 1, 4, 7 and 10 tokens
     loss = {"type": "custom", "import_path": "my_module.failing"}
     for mini_batches, rows in ((1, 64), (3, 64), (3, 8)):
         broken = learner(tiny_model_dir, loss=loss, mini_batches=mini_batches, micro_batch_tokens=rows)

@@ -1,4 +1,4 @@
-"""Whatever the batch and however it is cut: one loss, one gradient, on a real tiny transformer in float64."""
+"""Loss and gradient of random batches do not depend on their packing, with a real tiny transformer in float64."""
 
 import itertools
 
@@ -49,7 +49,7 @@ def objective_config(name: str) -> TrainerConfig:
 
 @pytest.fixture(scope="module")
 def model() -> GPTNeoXForCausalLM:
-    """Its norms compute in the model's own precision; those of Llama or Qwen round to float32 even in float64."""
+    """A model whose norms compute in its own dtype. Those of Llama and Qwen round to float32 even in float64."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 16, "intermediate_size": 16, "num_attention_heads": 2, "num_hidden_layers": 2}
     return pack_exactly(GPTNeoXForCausalLM(GPTNeoXConfig(vocab_size=VOCABULARY, **sizes))).double()
@@ -57,7 +57,7 @@ def model() -> GPTNeoXForCausalLM:
 
 @st.composite
 def samples(draw: st.DrawFn) -> list[TrainingSample]:
-    """Groups that share prompts, of any lengths and components; one-token completions and empty ones too."""
+    """Groups that share prompts, with any lengths and components, one-token and empty completions included."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
     found = []
     for group in range(draw(st.integers(1, 3))):
@@ -140,7 +140,7 @@ def test_a_custom_function_trains_as_the_built_in_that_it_calls(model, drawn):
 
 
 def test_the_objectives_differ(model):
-    """So that none of the properties above holds for want of an effect."""
+    """Otherwise the properties above could hold trivially."""
     rng = np.random.default_rng(5)
     drawn = [make_sample(rng, rng.integers(0, VOCABULARY, 9), 3, "g0", number) for number in range(4)]
     found = {}

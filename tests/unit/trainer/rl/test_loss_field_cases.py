@@ -1,4 +1,4 @@
-"""Faults of losses that users of comparable systems met, each as the smallest input that shows it."""
+"""Field cases of losses (docs/field_cases.md), each with a minimal input."""
 
 import itertools
 from pathlib import Path
@@ -27,7 +27,7 @@ ALONE = Parallel(0, 1, torch.device("cpu"))
 
 
 def samples(rows: list[list[float]], mu: list[list[float]] | None = None, **streams) -> list[TrainingSample]:
-    """One trajectory and group a row, behind a prompt of one token; `rows` are advantages."""
+    """Return one sample per row of advantages, each its own trajectory and group, with a prompt of one token."""
     return [
         TrainingSample(
             token_ids=(np.arange(len(row) + 1) + STRIDE * index).astype(np.int32),
@@ -47,12 +47,12 @@ def logprobs(rows: list[list[float]]) -> list[torch.Tensor]:
 
 
 CUTS = [(1000, 1), (1, 1), (1, 2), (3, 3)]
-"""Tokens of a row, and ranks."""
+"""Maximum number of tokens per row, and number of ranks."""
 
 
 @pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
 def test_the_entropy_bonus_is_normalised_as_the_loss(mode):
-    """Entropy 1 at each of four tokens: the bonus is its coefficient, however the batch is cut."""
+    """With entropy 1 at each of four tokens, the bonus equals its coefficient for every split."""
     config = trainer_config_of(entropy_coef=0.3, loss_agg_mode=mode)
     batch, _ = prepare(samples([[0], [0, 0, 0]]), config)
     for cut in CUTS:
@@ -61,7 +61,7 @@ def test_the_entropy_bonus_is_normalised_as_the_loss(mode):
 
 
 def test_prompt_mean_is_one_value_for_every_split():
-    """Two prompts of two rollouts, lengths 1, 3, 2, 2: weights 1/4 within each prompt; losses 1, 0, 2, 0."""
+    """Two prompts with two rollouts each, lengths 1, 3, 2, 2, weights 1/4 within each prompt, and losses 1, 0, 2, 0."""
     weights = [np.r_[0, np.full(length, 0.25)] for length in (1, 3, 2, 2)]
     rows = [[-1.0], [0, 0, 0], [-2, -2], [0, 0]]
     config = trainer_config_of()
@@ -74,8 +74,9 @@ def test_prompt_mean_is_one_value_for_every_split():
 
 @pytest.mark.parametrize(("mode", "expected"), [("token-mean", -0.5), ("seq-mean-token-mean", -0.625)])
 def test_a_masked_sequence_takes_its_own_tokens_alone(mode, expected):
-    """Lengths 1 and 3, one token of the second out of band: with `token` it alone leaves, and -1, -0.5 and 0 stay;
-    with `sequence` all three leave. The policy is `old`, so a token's loss is -A times its weight, 1."""
+    """Two sequences of lengths 1 and 3; one token of the second is out of range. With `token`, only this token is
+    masked, and -1, -0.5 and 0 remain. With `sequence`, all three are masked. The policy equals `old`, so the loss of a
+    token is -A."""
     mu, old = [[-1.0], [-1.0, -1, -1]], [[-1.0], [-3.0, -1, -1]]
     rows = [[1.0], [9.0, 0.5, 0.0]]
     token = trainer_config_of(is_correction={"action": "mask"}, loss_agg_mode=mode)
@@ -92,7 +93,7 @@ def test_a_masked_sequence_takes_its_own_tokens_alone(mode, expected):
 
 @pytest.mark.parametrize("parts", [1, 2])
 def test_m2po_selects_over_the_whole_batch(parts):
-    """Means of squares: the outlier goes; alone in a micro batch or a mini batch it would have stayed."""
+    """M2PO masks the outlier. If it selected within micro batches or mini batches, the outlier would remain."""
     config = trainer_config_of(m2po={}, mini_batches=parts)
     old = [np.array([0, -3.0]), np.array([0, -1.0, -1.0, -1.1])]
     batch, metrics = prepare(samples([[1.0], [1, 1, 1]]), config, old)
@@ -118,7 +119,7 @@ def test_the_dual_clip_bounds_negative_advantages_alone():
 
 
 def test_the_second_mini_batch_is_compared_with_the_policy_before_the_step(tiny_model_dir, tmp_path):
-    """The first one's ratios are 1; the second one's policy has moved."""
+    """The ratios of the first mini batch are 1. Before the second, the policy has changed."""
     options = {"loss": {"type": "grpo"}, "mini_batches": 2}
     learner = Learner.load(trainer_config(tiny_model_dir, tmp_path, **options), ALONE)
     batch, seen = make_batch(1, "rl"), []
@@ -135,7 +136,7 @@ def test_the_second_mini_batch_is_compared_with_the_policy_before_the_step(tiny_
 
 
 def test_the_unbiased_penalty_lowers_the_kl():
-    """Gradient descent on the expected k3 with the ratio, by enumeration of three tokens."""
+    """Gradient descent on the expected k3 with the ratio, enumerating three tokens."""
     torch.manual_seed(0)
     logits, ref = torch.randn(3).double().requires_grad_(), torch.randn(3).double().log_softmax(0)
     config = ReferenceKLConfig(path="r", use_unbiased_kl=True)
@@ -186,7 +187,7 @@ def test_a_reference_from_a_checkpoint_or_a_folder_and_from_neither(tiny_model_d
 
 @pytest.mark.parametrize("loss", ["ipo", "icepop", "grpo", "gspo"])
 def test_one_token_sequences_and_values_that_are_not_finite(loss):
-    """A sampler log-prob of -inf or NaN is left out and counted; nothing turns into NaN."""
+    """Tokens with a sampler log-prob of -inf or NaN are excluded and counted, and no result is NaN."""
     mu = [[-1.0], [-np.inf], [np.nan], [-90.0]]
     config = trainer_config_of(loss={"type": loss})
     batch, _ = prepare(samples([[1.0]] * 4, mu), config)
@@ -211,7 +212,7 @@ def test_an_empty_batch_has_no_step_with_any_protection(tiny_model_dir, tmp_path
 
 @pytest.mark.parametrize("loss", ["ipo", "grpo", "custom"])
 def test_a_bad_sampler_logprob_spoils_no_regulariser(tiny_model_dir, tmp_path, loss):
-    """With the sampler's log-probs for `old`, the unbiased KL sees them too."""
+    """If the sampler's log-probs are used as `old`, the unbiased KL uses them as well."""
     block = {"type": loss}
     if loss == "custom":
         block["import_path"] = "tests.support.custom_losses.ppo_clip_loss"

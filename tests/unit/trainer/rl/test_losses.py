@@ -1,4 +1,4 @@
-"""Losses against the worked cases: values, gradients and masks, in float64 and float32."""
+"""Losses compared with the worked cases: values, gradients and masks, in float64 and float32."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ PRECISIONS = [(torch.float64, 1e-9), (torch.float32, 1e-5)]
 
 
 def flat(rows: list[list], dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    """Sequences end to end; `nan`, `inf` and `-inf` are strings."""
+    """Return the concatenated sequences as a tensor. `nan`, `inf` and `-inf` are strings."""
     return torch.tensor([float(value) for row in rows for value in row], dtype=dtype)
 
 
@@ -24,7 +24,7 @@ def split(values: torch.Tensor, rows: list[list]) -> list[torch.Tensor]:
 
 
 def check(loss, inputs: LossInputs, rows: list[list], denominator: float, expected: dict, tolerance: float):
-    """The packed form and the sum over single sequences both give the expected value and gradient."""
+    """Packed sequences and the sum over single sequences give the expected value and gradient."""
     wanted = flat(expected["grad_trainer_logprobs"], inputs.trainer_logprobs.dtype)
     pieces = {
         name: [None] * len(rows) if value is None else split(value, rows)
@@ -97,7 +97,7 @@ def test_ce_vectors(worked_cases, dtype, tolerance):
 
 
 def test_a_masked_token_may_hold_anything():
-    """exp(-2 + 91) overflows float32; the token is no member, so neither value nor gradient may see it."""
+    """exp(-2 + 91) overflows float32. The token is not a member, so it must affect neither value nor gradient."""
     x = torch.tensor([-2.0, -1.0], requires_grad=True)
     inputs = LossInputs(
         x, torch.tensor([-91.0, -1.0]), None, torch.ones(2), torch.tensor([False, True]), None
@@ -118,7 +118,7 @@ def test_the_ratio_cap_passes_the_gradient_through():
 
 
 def test_ipo_metrics():
-    """Four members: probability too low, too high, kept, and not finite."""
+    """Four members: probability too low, too high, accepted, and not finite."""
     x = torch.tensor([0.1, 0.9, 0.5, torch.nan]).log().requires_grad_()
     mu = torch.tensor([0.9, 0.1, 0.4, 0.5]).log()
     metrics = make_loss(IPOLossConfig())(
@@ -132,7 +132,7 @@ def test_ipo_metrics():
 
 
 def test_a_boundary_token_is_kept():
-    """Acceptance is inclusive: eps 0 keeps a token whose probability has not changed."""
+    """The bound is inclusive: eps 0 accepts a token whose probability has not changed."""
     x = torch.tensor([-1.0, -2.0], requires_grad=True)
     inputs = LossInputs(x, torch.tensor([-1.0, -2.1]), None, torch.ones(2), torch.ones(2).bool(), None)
     assert make_loss(IPOLossConfig(eps=0))(inputs).loss.item() == -1.0

@@ -1,4 +1,4 @@
-"""The rl component as it is trained: prepared over the whole batch, packed, protected, regularised, aggregated."""
+"""The rl component as in training: batch preparation, packing, off-policy protections, regularisers and aggregation."""
 
 import msgspec
 import numpy as np
@@ -14,7 +14,7 @@ from braidrl.trainer.rl.preparation import prepare
 from braidrl.transport.types import TrainingSample
 
 STRIDE = 1000
-"""Token ids say which sample and position they are."""
+"""Token ids are STRIDE * sample + position."""
 
 
 def flat(rows: list[list]) -> torch.Tensor:
@@ -22,7 +22,7 @@ def flat(rows: list[list]) -> torch.Tensor:
 
 
 def stream(row: list, dtype: type = np.float64) -> np.ndarray:
-    """Behind a prompt of one token."""
+    """Return a stream with a prompt of one token in front."""
     return np.array([0, *map(float, row)], dtype)
 
 
@@ -41,7 +41,7 @@ def make_samples(given: dict, advantages: list[float], dtype: type = np.float64)
 
 
 def trainer_config(config: dict) -> TrainerConfig:
-    """Config of a worked case, as the canonical keys."""
+    """Return the config of a worked case with Braid's keys."""
     loss = {"type": config["policy_loss"]}
     loss |= {name: config[name] for name in ("clip_ratio_low", "clip_ratio_high")}
     if config["policy_loss"] == "grpo":
@@ -57,7 +57,7 @@ def trainer_config(config: dict) -> TrainerConfig:
 def train(
     batch: StepBatch, config: TrainerConfig, x: list[torch.Tensor], max_tokens: int, world_size: int = 1
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss of a batch whose policy says `x` (with a leading entry for the prompt)."""
+    """Return the loss of a batch under a policy with log-probs `x` (with a leading entry for the prompt)."""
     objective, loss, sums = RLObjective.of(config), torch.zeros(()), {}
     padded = torch.nn.utils.rnn.pad_sequence(x, batch_first=True)
     for rank in range(world_size):
@@ -74,7 +74,7 @@ def train(
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float64, 1e-9), (np.float32, 1e-5)])
 @pytest.mark.parametrize(("max_tokens", "world_size"), [(1, 1), (1000, 1), (12, 2), (1, 3)])
 def test_pipeline_vectors(worked_cases, max_tokens, world_size, dtype, tolerance):
-    """Values, gradients, weights and masks, in one row, in a row a sample, and over ranks."""
+    """Values, gradients, weights and masks, in one row, in one row per sample, and over ranks."""
     for case in worked_cases["pipeline"]:
         given, expected = case["inputs"], case["expected"]
         config = trainer_config(given["config"])
@@ -118,7 +118,8 @@ def random_batch(
 
 
 def test_segments_of_one_trajectory_are_pooled():
-    """Samples 0 and 1 are one trajectory of ten tokens: each of its tokens weighs a tenth of a trajectory."""
+    """Samples 0 and 1 form one trajectory of ten tokens, so each of its tokens has a tenth of the trajectory's
+    weight."""
     config = trainer_config_of(loss_agg_mode="seq-mean-token-mean")
     batch, _ = random_batch(0, config)
     assert batch.normalisers.rl == pytest.approx(3)
@@ -131,7 +132,7 @@ def trainer_config_of(**keys) -> TrainerConfig:
 
 
 def test_the_regularisers_leave_the_policy_loss_and_take_its_aggregation():
-    """-coef * mean entropy (1 nat at every entry here) + coef * mean k2, by hand."""
+    """The expected value is -coef * mean entropy (here 1 nat at every entry) + coef * mean k2."""
     plain, x = random_batch(1, trainer_config_of())
     config = trainer_config_of(entropy_coef=0.5, reference_kl={"path": "r", "coef": 2.0, "kl_type": "k2"})
     base, _ = train(plain, trainer_config_of(), x, 100)
@@ -144,7 +145,7 @@ def test_the_regularisers_leave_the_policy_loss_and_take_its_aggregation():
 
 
 def test_opsm_leaves_regularisers_and_denominator():
-    """A sequence that is dropped has no policy loss, and counts as before."""
+    """A dropped sequence has no policy loss, but counts in the denominator."""
     config = trainer_config_of(opsm={"delta": 0.0}, entropy_coef=0.5)
     batch, x = random_batch(2, config)
     far = [torch.full_like(row, -9.0).requires_grad_() for row in x]
@@ -184,7 +185,8 @@ def test_rollout_logprobs_take_the_place_of_old():
 
 
 def test_protections_report_each_environment():
-    """A lone far token of one source: its share there, nothing of it elsewhere, and the whole is their mean."""
+    """Only one source has a token outside the trust region. It affects only that source's metric and the
+    total."""
     config = trainer_config_of(m2po={}, is_correction={"action": "mask"})
     batch, _ = random_batch(6, trainer_config_of(), sizes=(3, 1))
     samples = [

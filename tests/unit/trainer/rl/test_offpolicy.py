@@ -1,4 +1,4 @@
-"""Protections, regularisers and aggregation against the worked cases; what is extreme stays finite."""
+"""Off-policy protections, regularisers and aggregation compared with the worked cases. Extreme values stay finite."""
 
 import pytest
 import torch
@@ -148,7 +148,7 @@ def test_aggregated_surrogates(worked_cases, name):
 
 
 def test_aggregation_vectors(worked_cases):
-    """Numerators and denominators of every part add up to the mean."""
+    """Sums of numerators and denominators over the parts give the mean."""
     for case in worked_cases["aggregation"]:
         given, expected = case["inputs"], case["expected"]
         for split, wanted in zip(given["splits"], expected["parts"], strict=True):
@@ -205,8 +205,8 @@ def test_extreme_inputs_stay_finite(worked_cases, dtype):
 
 
 def test_expected_gradients_of_the_kl_estimates_on_three_tokens():
-    """Weighted by how often old = policy samples each token: k2 and unbiased k1, k3 give the gradient of the exact
-    KL(policy || reference), plain k1 nothing, plain k3 that of the forward KL."""
+    """Expected gradients, with each token weighted by its probability under old = policy: k2 and unbiased k1 and k3
+    give that of the exact KL(policy || reference), plain k1 gives zero, and plain k3 that of the forward KL."""
     torch.manual_seed(3)
     logits, ref = torch.randn(3).double().requires_grad_(), torch.randn(3).double().log_softmax(0)
     x = logits.log_softmax(0)

@@ -1,5 +1,5 @@
-"""The worked cases of every loss through the path that training uses: samples as they are shipped, prepared, packed
-over rows and ranks, and summed."""
+"""The worked cases of every loss on the path of training: samples are prepared, packed over rows and ranks, and
+summed."""
 
 from collections.abc import Callable
 
@@ -15,17 +15,17 @@ from braidrl.trainer.rl.preparation import prepare
 from braidrl.transport.types import TrainingSample
 
 STRIDE = 1000
-"""Token ids say which sample and position they are."""
+"""Token ids are STRIDE * sample + position."""
 PRECISIONS = [(np.float64, 1e-9), (np.float32, 1e-5)]
 CUTS = [(1, 1), (1000, 1), (12, 2), (1, 3)]
-"""Longest row, and ranks."""
+"""Maximum number of tokens per row, and number of ranks."""
 
 precise = pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 cut = pytest.mark.parametrize(("max_tokens", "world_size"), CUTS)
 
 
 def stream(row: list, dtype: type) -> np.ndarray:
-    """Behind a prompt of one token."""
+    """Return a stream with a prompt of one token in front."""
     return np.array([0, *map(float, row)], dtype)
 
 
@@ -49,7 +49,7 @@ def train(
     max_tokens: int,
     world_size: int,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """The loss of the whole batch, and its metrics, as a step on `world_size` ranks adds them up."""
+    """Return loss and metrics of the whole batch, summed as in a step on `world_size` ranks."""
     config = TrainerConfig.model_validate({"model": {"path": "m"}, "loss": loss})
     objective, total, sums = RLObjective.of(config), torch.zeros(()), {}
     batch, _ = prepare(samples, config)
@@ -70,7 +70,7 @@ def check(
     tolerance: float,
     **cut: int,
 ) -> dict[str, float]:
-    """Value and gradient for a policy that says `trainer_logprobs`; returns the metrics."""
+    """Assert value and gradient for a policy with the log-probs `trainer_logprobs`. Return the metrics."""
     dtype = samples[0].sampling_logprobs.dtype.type
     x = [torch.from_numpy(stream(row, dtype)).requires_grad_() for row in given["trainer_logprobs"]]
     padded = torch.nn.utils.rnn.pad_sequence(x, batch_first=True)
@@ -119,7 +119,7 @@ def test_ref_kl(worked_cases, dtype, tolerance, max_tokens, world_size):
 @cut
 @precise
 def test_ce(worked_cases, dtype, tolerance, max_tokens, world_size):
-    """Of tokens that nobody sampled."""
+    """Tokens that were not sampled."""
     for case in worked_cases["ce_loss"]:
         given, expected = case["inputs"], case["expected"]
         nothing = [[0.0] * len(row) for row in given["ce_weights"]]
@@ -146,7 +146,7 @@ def test_custom(worked_cases, dtype, tolerance, max_tokens, world_size):
         target = (expected["loss"], expected["grad_trainer_logprobs"])
         cuts = {"max_tokens": max_tokens, "world_size": world_size}
         metrics = check(samples, given, loss, target, tolerance, **cuts)
-        # the function itself counts in float32
+        # the custom loss itself sums in float32
         assert metrics["clip_frac"] == pytest.approx(
             expected["clip_frac_mean_over_nonempty_sequences"], rel=1e-6
         )
@@ -174,7 +174,7 @@ def test_prompt_mean(worked_cases, dtype, tolerance, max_tokens, world_size):
 @cut
 @precise
 def test_score_centering(worked_cases, dtype, tolerance, max_tokens, world_size):
-    """Every token is a sample of its own; heads travel with the sampled ones."""
+    """Every token is a separate sample. Sampled tokens have heads."""
     for case in worked_cases["icepop_score_centering"]:
         given, expected = case["inputs"], case["expected"]
         tokens, config = given["tokens"], {**given["config"]}

@@ -1,4 +1,4 @@
-"""The clipped surrogates, custom losses and score centering against the worked cases."""
+"""Clipped surrogates, custom losses and score centering compared with the worked cases."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def known(config: type, given: dict) -> dict:
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 @pytest.mark.parametrize("name", ["grpo", "gspo"])
 def test_per_token_losses_and_metrics(worked_cases, name, dtype, tolerance):
-    """A weight of 1 on one token alone gives that token's loss."""
+    """With a weight of 1 on a single token, the loss is that of the token."""
     for case in worked_cases[f"policy_loss_{name}"]:
         given, expected = case["inputs"], case["expected"]
         loss, count = make_loss(CONFIGS[name](**known(CONFIGS[name], given))), len(owners(given["log_prob"]))
@@ -57,7 +57,7 @@ def test_per_token_losses_and_metrics(worked_cases, name, dtype, tolerance):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 def test_clipped_ppo_as_a_custom_loss(worked_cases, dtype, tolerance):
-    """Called once a sequence with members; its metric is the mean over those calls."""
+    """The loss is called once per sequence with members. Its metric is the mean over these calls."""
     config = CustomLossConfig(import_path="tests.support.custom_losses.ppo_clip_loss")
     for case in worked_cases["custom_loss_ppo_example"]:
         given, expected = case["inputs"], case["expected"]
@@ -76,7 +76,7 @@ def test_clipped_ppo_as_a_custom_loss(worked_cases, dtype, tolerance):
         total, calls = outputs.metrics["clip_frac"].tolist()
         assert total / calls == pytest.approx(
             expected["clip_frac_mean_over_nonempty_sequences"], rel=1e-6
-        )  # the function itself counts in float32
+        )  # the custom loss itself sums in float32
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_a_custom_loss_from_a_file_that_returns_nonsense(tmp_path):
 
 @pytest.mark.parametrize(("dtype", "tolerance"), PRECISIONS)
 def test_score_centering_vectors(worked_cases, dtype, tolerance):
-    """The contract is the gradient in the logits; the value is the policy's alone."""
+    """Score centering changes the gradient with respect to the logits, but not the value of the policy loss."""
     for case in worked_cases["icepop_score_centering"]:
         given, expected = case["inputs"], case["expected"]
         config = {name: value for name, value in given["config"].items() if name != "topk"}
@@ -125,7 +125,7 @@ def test_score_centering_vectors(worked_cases, dtype, tolerance):
 
 
 def centering_inputs(tokens: list[dict], logits: torch.Tensor) -> LossInputs:
-    """As a packed row has them: heads padded to the widest."""
+    """Return inputs as in a packed row, with heads padded to the widest."""
     logp, width = logits.log_softmax(-1), max(len(token["head_ids"]) for token in tokens)
     pad = [[*token["head_ids"], *[-1] * (width - len(token["head_ids"]))] for token in tokens]
     ids = torch.tensor(pad, dtype=torch.long).reshape(len(tokens), width)
@@ -149,7 +149,7 @@ def centering_inputs(tokens: list[dict], logits: torch.Tensor) -> LossInputs:
 
 
 def test_with_the_whole_vocabulary_as_head_centering_is_exact():
-    """Averaged over the sampler's own choices, the update is w_a d log p_a minus its expectation: nothing."""
+    """The update is w_a d log p_a minus its expectation, so its mean over the sampler's distribution is zero."""
     torch.manual_seed(0)
     logits = (0.3 * torch.randn(1, 5)).double().requires_grad_()
     q = (0.3 * torch.randn(1, 5)).double().log_softmax(-1)
@@ -172,7 +172,7 @@ def test_with_the_whole_vocabulary_as_head_centering_is_exact():
 
 
 def test_a_sampler_that_is_the_policy_expects_no_update():
-    """With a head of 2 of 5 tokens and a constant advantage, over all actions."""
+    """With a head of 2 of 5 tokens and a constant advantage, the expected update over all tokens is zero."""
     torch.manual_seed(1)
     logits = torch.randn(1, 5).double().requires_grad_()
     logp = logits.log_softmax(-1)

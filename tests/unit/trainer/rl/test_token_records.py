@@ -1,4 +1,4 @@
-"""What the trainer writes of single tokens: the numbers of its own step, by sample, whatever the cut."""
+"""Per-token records of the trainer: the values of its step, by sample, for every packing."""
 
 import json
 from pathlib import Path
@@ -29,7 +29,7 @@ def recorded(
     limit: int = 10**6,
     parallel: Parallel = ALONE,
 ) -> tuple[dict[str, float], list[dict[str, Any]]]:
-    """Metrics and records of a first step."""
+    """Return metrics and records of a first step."""
     recorder = TokenRecorder(samples, limit, parallel)
     metrics = Learner.load(config, parallel).step(1, samples, recorder)
     recorder.write(path, 1)
@@ -76,7 +76,7 @@ def test_a_token_that_the_trust_region_rejects_has_no_pull_even_with_a_regularis
     tiny_model_dir: Path, tmp_path: Path
 ) -> None:
     sample = make_sample(3)
-    sample.sampling_logprobs[5] = -0.01  # the policy gives it about 1 in 265
+    sample.sampling_logprobs[5] = -0.01  # its probability under the policy is about 1/265
     changes = {"reference_kl": {"coef": 0.5, "path": str(tiny_model_dir)}, "entropy_coef": 0.1}
     config = trainer_config(tiny_model_dir, tmp_path, **changes)
     metrics, (record,) = recorded(config, [sample], tmp_path / "t.jsonl")
@@ -107,12 +107,12 @@ def test_mini_batches_and_masks_of_the_step_are_named(tiny_model_dir: Path, tmp_
     for record in records:
         count = len(record["positions"])
         assert all(len(record[name]) == count for name in ("old_logprobs", "is_weights", "loss_weights"))
-        if record["mini_batch"] == 0:  # nothing has moved yet
+        if record["mini_batch"] == 0:  # the policy has not changed yet
             np.testing.assert_allclose(record["old_logprobs"], record["logprobs"], atol=1e-5)
 
 
 def shared(model: Path, folder: Path, name: str, parallel: Parallel) -> list[dict[str, Any]]:
-    """Records of a step in several rows and mini batches."""
+    """Return the records of a step with several rows and mini batches."""
     config = trainer_config(model, folder, micro_batch_tokens=24, mini_batches=2)
     return recorded(config, make_batch(5, size=8), folder / name, parallel=parallel)[1]
 
@@ -133,7 +133,7 @@ def test_two_processes_record_what_one_does(tiny_model_dir: Path, tmp_path: Path
         )
         for name in ("logprobs", "entropy", "pull"):
             np.testing.assert_allclose(both[name], one[name], rtol=1e-4, atol=1e-6)
-    assert {record["micro_batch"] % 2 for record in two} == {0, 1}  # each process took a part
+    assert {record["micro_batch"] % 2 for record in two} == {0, 1}  # each process has part of the records
 
 
 def test_more_tokens_than_the_limit_leaves_whole_samples_out(tiny_model_dir: Path, tmp_path: Path) -> None:

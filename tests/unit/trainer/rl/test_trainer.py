@@ -1,4 +1,4 @@
-"""The trainer process on a real tiny model: learns, resumes exactly, refuses what is not finite."""
+"""The trainer process on a real tiny model: learning, exact resuming, and errors for non-finite values."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def test_a_step_improves_each_component(tiny_model_dir, tmp_path, component, obj
     learner = Learner.load(trainer_config(tiny_model_dir, tmp_path, max_steps=3), ALONE)
     batch = make_batch(1, component)
     first, second = learner.step(1, batch), learner.step(2, batch)
-    # the loss of ref_kl is a policy gradient's: its value means nothing, the distance to the reference does
+    # ref_kl is a policy gradient loss: its value shows no progress, but the distance to the reference does
     sign = -1 if component == "ref_kl" else 1
     assert sign * second[objective] < sign * first[objective]
     assert first["loss"] == pytest.approx(first[f"loss/{component}"])
@@ -126,7 +126,7 @@ def test_activation_checkpointing_changes_nothing(tiny_model_dir: Path, tmp_path
 
 
 def test_published_weights_give_the_trainers_logits_elsewhere(tiny_model_dir: Path, tmp_path: Path) -> None:
-    """Also with a tied head (field case 44), and in the published type."""
+    """Also with a tied head (FIELD_CASES 44), in the published dtype."""
     config = trainer_config(tiny_model_dir, tmp_path)
     learner = Learner.load(config, ALONE)
     learner.step(1, make_batch(1))
@@ -178,7 +178,7 @@ def poison(sample: TrainingSample, kind: str) -> TrainingSample:
     if kind == "logprob":
         sample.temperature = 1e-40
     else:
-        # each advantage is finite; their sum or what they do to a gradient is not
+        # each advantage is finite, but their sum or the gradient is not
         assert sample.advantages is not None
         sample.advantages = np.where(sample.mask, 3e38, 0).astype(np.float32)
     return sample

@@ -1,4 +1,4 @@
-"""What `braid sft` teaches of a taskset is, token for token, what a rollout of the same replies trains."""
+"""`braid sft` trains exactly the tokens that a rollout with the same replies trains."""
 
 from pathlib import Path
 
@@ -21,7 +21,7 @@ END = "<|im_end|>"
 
 
 def reply(message: dict) -> str:
-    """The text that a model samples to say this message."""
+    """Return the text that a model samples for this message."""
     calls = [call["function"] for call in message.get("tool_calls", ())]
     texts = [
         f'<tool_call>\n{{"name": "{call["name"]}", "arguments": {call["arguments"]}}}\n</tool_call>'
@@ -31,7 +31,7 @@ def reply(message: dict) -> str:
 
 
 async def sampled(model: ScriptedModel, block: dict, tokenizer: Path) -> vf.Trace:
-    """The trace of the first task, rendered to tokens by the training client."""
+    """Return the trace of the first task, rendered to tokens by the training client."""
     env = load_environment(resolve_env(block))
     async with model.serve() as base_url, env.serving():
         client = vf.TrainClientConfig(

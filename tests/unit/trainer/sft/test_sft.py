@@ -1,4 +1,4 @@
-"""Supervised fine-tuning: exactly the assistant's tokens are learnt, through the trainer's own step."""
+"""Supervised fine-tuning: exactly the assistant's tokens train, with the trainer's step."""
 
 import json
 import sys
@@ -32,7 +32,7 @@ TURNS = [
 
 @pytest.fixture(params=["qwen3", "default"])
 def renderer(request: pytest.FixtureRequest, tiny_model_dir: Path) -> Renderer:
-    """A family's own renderer, and the chat template alone."""
+    """Renderers: one of a model family, and the default one that uses the chat template."""
     options = {"enable_thinking": False} if request.param == "qwen3" else {}
     return load_renderer(str(tiny_model_dir), RendererConfig(name=request.param, **options))
 
@@ -44,7 +44,7 @@ def decode(renderer: Any, ids: np.ndarray) -> str:
 def learnt(
     renderer: Any, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None
 ) -> list[str]:
-    """The text of each stretch of learnt tokens."""
+    """Return the text of each contiguous span of trained tokens."""
     sample = to_sample(renderer, Conversation("test", messages, tools))
     assert sample.ce_weights is not None and not sample.mask.any()
     chosen = sample.ce_weights == 1

@@ -1,4 +1,4 @@
-"""Checkpoints: exact, without pickle, and whole whenever the process dies."""
+"""Checkpoints: exact, without pickle, and complete whenever the process is killed."""
 
 import os
 import random
@@ -80,7 +80,7 @@ def fill(step: int, folder: Path) -> None:
 
 
 def publish_forever(root: Path, first: int) -> None:
-    """Publish checkpoints and weights that are full of their own step, until somebody kills this process."""
+    """Publish checkpoints and weights filled with the number of their step, until this process is killed."""
     run, step = RunFolder(root), first
     model = nn.Linear(512, 512)
     optimizer = make_optimizer(model, OptimConfig())

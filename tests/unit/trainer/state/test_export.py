@@ -1,4 +1,4 @@
-"""Any policy of a run becomes an ordinary Hugging Face folder (FIELD_CASES 44)."""
+"""Export of any policy of a run to a plain Hugging Face folder (FIELD_CASES 44)."""
 
 import shutil
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ IDS = torch.arange(60, 80)[None]
 
 
 def base_model(folder: Path, tiny: Path, tied: bool) -> Path:
-    """A small model of another family, with the tiny tokenizer and a generation config of its own."""
+    """Small model of another family, with the tiny tokenizer and a custom generation config."""
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "vocab_size": 512}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
@@ -38,7 +38,7 @@ def base_model(folder: Path, tiny: Path, tied: bool) -> Path:
 def trained(
     request: pytest.FixtureRequest, tiny_model_dir: Path, tmp_path: Path
 ) -> Iterator[tuple[RunFolder, Tensor]]:
-    """A run of one step in bfloat16, and the logits of its float32 master weights."""
+    """Run of one step in bfloat16, and the logits of its float32 master weights."""
     base = base_model(tmp_path / "base", tiny_model_dir, request.param)
     run = RunFolder(tmp_path / "run")
     config = trainer_config(base, run.root, dtype="bfloat16")
@@ -59,7 +59,7 @@ def logits(folder: Path) -> Tensor:
 
 @pytest.mark.parametrize("origin", ["weights", "base"])
 def test_a_checkpoint_loads_elsewhere_with_equal_logits(trained, tmp_path: Path, origin: str) -> None:
-    """In float32 it is the masters, bit by bit, whether the run still has its published weights or not."""
+    """In float32, the export equals the master weights bit for bit, with or without published weights."""
     run, expected = trained
     if origin == "base":
         shutil.rmtree(run.weights(1))

@@ -1,5 +1,5 @@
-"""However many processes hold the weights, and wherever the optimizer lives: the five steps of one process, and a
-checkpoint that any number of processes goes on from (field cases 2, 46)."""
+"""Sharded and offloaded training equals five steps of one process, and any number of processes can continue from a
+checkpoint (FIELD_CASES 2, 46)."""
 
 import json
 from dataclasses import replace
@@ -34,7 +34,7 @@ HYBRID = {
 
 
 class CountedSums(TorchDispatchMode):
-    """Counts how often gradients are summed over processes."""
+    """Counts the reductions of gradients over processes."""
 
     number = 0
 
@@ -55,7 +55,7 @@ def save(learner: Learner, step: int) -> None:
 
 
 def learn(learner: Learner, first: int = 1) -> None:
-    """The steps from `first` on; leaves checkpoints of two of them, and the losses."""
+    """Take the steps from `first` on. Saves two checkpoints and the losses."""
     losses = []
     for step in range(first, STEPS + 1):
         losses.append(learner.step(step, make_batch(step, size=12))["loss"])
@@ -74,7 +74,8 @@ def go_on(
 
 
 def two(model: Path, root: Path) -> None:
-    """Every variant; how often gradients were summed; what the second process gets of the whole model."""
+    """Run every variant, count the gradient reductions, and check that only the first process gathers the whole
+    model."""
     with data_parallel(timeout=60) as parallel:
         sums = {}
         for name, options in VARIANTS.items():
@@ -102,7 +103,8 @@ def three(model: Path, root: Path, checkpoint: Path) -> None:
 
 
 def four(model: Path, root: Path, checkpoint: Path) -> None:
-    """Two copies of the weights, each held by two processes; one variant goes on from two processes' checkpoint."""
+    """Train two copies of the weights, each sharded over two processes. One variant resumes a checkpoint of two
+    processes."""
     with data_parallel(timeout=60, shard_size=2) as parallel:
         assert parallel.mesh.shape == (2, 2)
         for name, options in HYBRID.items():
@@ -133,7 +135,7 @@ def quartet(tiny_model_dir: Path, pair: Path, tmp_path_factory: pytest.TempPathF
 
 
 def tensors(root: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
-    """Weights and optimizer state of a checkpoint, whole."""
+    """Return the unsharded weights and optimizer state of a checkpoint."""
     found = {}
     for kind in ("model", "optimizer"):
         with PartsReader(RunFolder(root).trainer_checkpoint(step), kind) as parts:
@@ -142,7 +144,7 @@ def tensors(root: Path, step: int = STEPS) -> dict[str, torch.Tensor]:
 
 
 def assert_same_run(root: Path, expected: Path) -> None:
-    """Losses of the last steps, weights and moments agree to float32 rounding."""
+    """Assert that the losses of the last steps, weights and moments agree up to float32 rounding."""
     losses, wanted = (json.loads((folder / "losses.json").read_text()) for folder in (root, expected))
     assert losses == pytest.approx(wanted[-len(losses) :], rel=1e-4, abs=1e-6)
     ours, theirs = tensors(root), tensors(expected)
@@ -200,7 +202,7 @@ def test_an_offloaded_optimizer_takes_the_same_steps_bit_by_bit(
     pair: Path, alone, tiny_model_dir, tmp_path
 ) -> None:
     learn(load_learner(tiny_model_dir, tmp_path / "whole", VARIANTS["offload"], ALONE))
-    # moments come from an optimizer that was not offloaded, and go on in one that is
+    # the moments were saved without offloading and are loaded with it
     checkpoint = RunFolder(alone).trainer_checkpoint(SAVED)
     go_on(tiny_model_dir, tmp_path / "resumed", checkpoint, ALONE, VARIANTS["offload"])
     for root, expected in [

@@ -1,4 +1,4 @@
-"""`braid verify`: it passes on what is right, and names what is wrong."""
+"""`braid verify`: correct code passes, and failed checks name the fault."""
 
 import json
 import math
@@ -60,7 +60,7 @@ SAMPLER, PACKED = "sampler: log-probs", "packed forward: log-probs"
 
 @pytest.fixture
 def verify(tiny_model_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    """Run the command with some trainer settings; returns its exit code and report."""
+    """Return a function that runs the command with trainer settings and returns exit code and report."""
 
     def run(*flags: str, trainer: str = "") -> tuple[int, dict[str, Any]]:
         config = tmp_path / "run.toml"
@@ -129,12 +129,12 @@ def gain(inputs: LossInputs) -> torch.Tensor:
 
 
 def mean_of_a_row(inputs: LossInputs, config: Any) -> LossOutputs:
-    """Wrong: what it divides by depends on what else is in the row."""
+    """Faulty loss whose denominator depends on the other samples of the row."""
     return LossOutputs(-gain(inputs).sum() / max(1, len(inputs.advantages)), {})
 
 
 def by_place(inputs: LossInputs, config: Any) -> LossOutputs:
-    """Wrong: what a sample weighs depends on where it stands in the batch."""
+    """Faulty loss in which the weight of a sample depends on its position in the batch."""
     return LossOutputs(-(gain(inputs) * (1 + inputs.sequence[inputs.loss_mask])).sum(), {})
 
 
