@@ -24,9 +24,9 @@ def check_accounts(run: RunFolder) -> Counter[str]:
     episodes = Counter((line["index"], number) for line in dispatched for number in line["numbers"])
     assert set(episodes.values()) == {1}, "an episode is accounted for twice"
     assert {index for index, _ in episodes} == set(range(state["next_index"])), "a dispatch is lost"
-    started_anew = Counter(_name(line, line["returns"]) for line in (*lines, *work) if line["returns"])
-    given_back = Counter(_name(line, line["returns"] + 1) for line in lines if line["fate"] == "stale")
-    assert started_anew == given_back, "work that got too old is lost, or came from nowhere"
+    redispatched = Counter(_name(line, line["returns"]) for line in (*lines, *work) if line["returns"])
+    returned = Counter(_name(line, line["returns"] + 1) for line in lines if line["fate"] == "stale")
+    assert redispatched == returned, "returned stale work does not match the work that was dispatched again"
     return Counter(line["fate"] for line in lines)
 
 
