@@ -116,7 +116,7 @@ def test_a_delta_of_something_else_changes_nothing(
     shutil.rmtree(copy.weights(4))
     with (
         running(tiny_model_dir, dtype=dtype) as engine,
-        pytest.raises(WeightsError, match="step_000004 holds no"),
+        pytest.raises(WeightsError, match=r"no \*\.safetensors in .*step_000004"),
     ):
         engine.update_weights(copy.weights(6), 6).result(DEADLINE)
 

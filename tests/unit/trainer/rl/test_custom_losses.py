@@ -124,7 +124,7 @@ def test_the_line_is_one_of_the_users_file(here: Path, tiny_model_dir: Path) -> 
             "trainer.loss.kwargs = {'limits': 3} do not fit my_module.failing(inputs, limit=4)",
         ),
         ("missing", {}, "trainer.loss.import_path: 'my_module.missing' cannot be imported"),
-        ("calls", {}, "trainer.loss.import_path: 'my_module.calls' is [], which is no function"),
+        ("calls", {}, "trainer.loss.import_path: 'my_module.calls' is []; a callable is required"),
     ],
 )
 def test_a_function_that_cannot_be_called_is_refused(

@@ -84,7 +84,7 @@ def test_clipped_ppo_as_a_custom_loss(worked_cases, dtype, tolerance):
     [
         ("no_such_module.loss", "cannot be imported"),
         ("missing.py:loss", "cannot be imported"),
-        ("tests.support.custom_losses.CLIP", "is no function"),
+        ("tests.support.custom_losses.CLIP", "a callable is required"),
     ],
 )
 def test_a_custom_loss_that_is_not_there(import_path, message):
