@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Make an environment with the CPU build of stock vLLM: tests/engines/install_vllm.sh [FOLDER]
-# It takes about two minutes and 3.5 GB; one that is there already is kept.
+# It takes about two minutes and 3.5 GB; an existing one is kept.
 set -euo pipefail
 folder=${1:-"$(dirname "$0")/../../.venv-vllm"}
 [[ -x $folder/bin/python ]] && "$folder/bin/python" -c 'import vllm' 2> /dev/null && exit

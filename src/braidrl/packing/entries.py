@@ -88,7 +88,7 @@ def head_width(paths: Sequence[Path]) -> int | None:
 
 
 def head_fields(paths: Sequence[Path], width: int | None) -> tuple[np.ndarray | None, np.ndarray | None]:
-    """`MicroBatch.head_ids` and `head_logprobs`; `paths` stand in the order of their entries."""
+    """Return `MicroBatch.head_ids` and `head_logprobs`. `paths` are in the order of their entries."""
     if width is None:
         return None, None
     nothing = np.zeros((0, width), np.int64), np.zeros((0, width), np.float32)

@@ -19,8 +19,8 @@ from braidrl.transport.types import TrainingSample
 
 
 class Segment(NamedTuple):
-    """A stretch of a row. Its tokens attend to their own past in it and to every token of its ancestors, and
-    their positions continue along that path. Segments stand in depth-first order: descendants follow
+    """A contiguous part of a row. Its tokens attend to earlier tokens of the segment and to every token of its
+    ancestors, and positions continue along that path. Segments are in depth-first order: descendants follow
     immediately."""
 
     start: int
@@ -84,15 +84,15 @@ def pack(
     rank: int = 0,
     world_size: int = 1,
 ) -> list[MicroBatch]:
-    """The rows of one rank, at most `max_tokens` long; a single longer sample gets a row of its own.
+    """Pack samples into the rows of one rank, at most `max_tokens` long. A longer sample gets its own row.
 
-    Every rank that is given the same samples gets the same number of rows of about equal length. `extra` are
-    further streams by name, one float[T] a sample.
+    All ranks that pack the same samples get the same number of rows of about equal length. `extra` has further
+    streams by name, one float[T] per sample.
 
     Raises:
-        ValueError: naming the sample. A stream's length is not the number of tokens; a weight is negative or
-            not finite; a member lacks its advantage or reference log-prob; or a member is the first token of
-            its sample, which no token predicts.
+        ValueError: Naming the sample, if the length of a stream differs from the number of tokens, a weight is
+            negative or not finite, a member lacks its advantage or reference log-prob, or a member is the first
+            token of its sample, which no token predicts.
     """
     if max_tokens < 1 or not 0 <= rank < world_size:
         seen = f"max_tokens={max_tokens}, rank={rank}, world_size={world_size}"
@@ -215,7 +215,7 @@ def _branches(
 def _members(
     paths: list[Path], entries: dict[str, np.ndarray], envs: dict[str, list[str]]
 ) -> dict[str, dict[str, np.ndarray]]:
-    """`MicroBatch.members`; `paths` stand in the order of their entries."""
+    """Return `MicroBatch.members`. `paths` are in the order of their entries."""
     counts = np.array([path.entries.size for path in paths], np.int64)
     owner = np.repeat(np.array([path.sample.env for path in paths], np.str_), counts)
     return {

@@ -1,4 +1,4 @@
-"""Which tokens of a sample are members of which component, checked; and how many members a batch has."""
+"""Component membership of the tokens of a sample, validated, and the member counts of a batch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ COMPONENTS = Streams._fields
 
 
 def streams_of(index: int, sample: TrainingSample) -> Streams:
-    """Those of `sample`, which is number `index` of its batch. Raises what `pack` raises."""
+    """Return the component weights of `sample`, number `index` of its batch. Raises like `pack`."""
     problem = _problem(sample)
     if problem is None:
         nothing = np.zeros(len(sample.token_ids), np.float32)
@@ -56,9 +56,9 @@ class Normalisers:
 
     @classmethod
     def of(cls, samples: Sequence[TrainingSample], rl_weights: Sequence[np.ndarray] | None = None) -> Self:
-        """Those of a whole batch, the same on every rank that holds the batch. Raises as `pack` does.
+        """Return the denominators of a whole batch, equal on every rank that holds the batch. Raises like `pack`.
 
-        `rl_weights` (float[T] a sample, 0 off the rl members) replace what the samples say.
+        `rl_weights` (float[T] per sample, 0 off the rl members) override the weights of the samples.
         """
         streams = [streams_of(index, sample) for index, sample in enumerate(samples)]
         rl = [stream.rl for stream in streams] if rl_weights is None else rl_weights

@@ -20,7 +20,7 @@ class OffloadedAdamW(torch.optim.AdamW):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One parameter at a time, so that a copy of one is all that it needs beside the moments."""
+        """Update one parameter at a time, which needs a copy of one parameter in addition to the moments."""
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
@@ -67,7 +67,7 @@ def place_state(optimizer: torch.optim.Optimizer, parameter: nn.Parameter, field
     """Set a field of a parameter's state to what this process holds of it (a step counter: all of it)."""
     if isinstance(optimizer, OffloadedAdamW):
         placed = local.cpu()
-    elif field == "step":  # the fused form keeps it beside the parameter, not sharded
+    elif field == "step":  # the fused implementation keeps it on the parameter's device, not sharded
         placed = local.to(parameter.device)
     else:
         placed = torch.empty_like(parameter, requires_grad=False)

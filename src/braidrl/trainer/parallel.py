@@ -27,7 +27,7 @@ class Parallel:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes what is written once."""
+        """True on the process that writes files shared by all ranks."""
         return self.rank == 0
 
     @property
@@ -37,7 +37,7 @@ class Parallel:
 
     @property
     def loads_on(self) -> torch.device:
-        """Where a model is loaded: of several processes on the CPU, from where they take each its shards."""
+        """Device that a model is loaded on. With several processes it is the CPU, from which each takes its shards."""
         return self.device if self.world_size == 1 else torch.device("cpu")
 
     @cached_property
@@ -90,7 +90,7 @@ def data_parallel(timeout: float = 600.0, shard_size: int | None = None) -> Iter
     if shard_size is not None and world_size % shard_size:
         raise ValueError(
             f"trainer.parallel.shard_size = {shard_size} does not divide the {world_size} processes that were "
-            "started; make it a divisor (the GPUs of one node, for example), or leave it away"
+            "started; make it a divisor (the GPUs of one node, for example), or remove the key"
         )
     if world_size == 1:
         yield Parallel(0, 1, device)
@@ -106,11 +106,11 @@ def data_parallel(timeout: float = 600.0, shard_size: int | None = None) -> Iter
 def shard(
     policy: nn.Module, layers: Iterable[nn.Module], parallel: Parallel, compute_dtype: torch.dtype
 ) -> None:
-    """Shard the parameters of `policy` in place; each of `layers` is gathered by itself while it computes.
+    """Shard the parameters of `policy` in place. Each of `layers` is gathered separately while it computes.
 
-    Parameters and gradients stay float32 and are reduced in float32; layers travel and compute in
+    Parameters and gradients stay float32 and are reduced in float32. Layers are gathered and computed in
     `compute_dtype`. Gradients are summed over all processes, not averaged, since the loss is divided by global
-    counts. With one process there is nothing to do.
+    counts. With one process this does nothing.
     """
     if parallel.world_size == 1:
         return
@@ -130,7 +130,7 @@ def shard(
 
 
 def _shard_again(policy: nn.Module, *_: object) -> None:
-    """After a forward that has no backward, which leaves the outermost parameters whole, and so in nobody's books."""
+    """Reshard after a forward without a backward, which leaves the outermost parameters gathered."""
     if isinstance(policy, FSDPModule) and not torch.is_grad_enabled():
         policy.reshard()
 
@@ -175,7 +175,7 @@ class Rows:
 
 
 def rows_of(tensor: torch.Tensor) -> Rows:
-    """Which rows of a tensor this process holds."""
+    """Return the rows of a tensor that this process holds."""
     if not isinstance(tensor, DTensor):
         return Rows(tensor, 0, None)
     (dimension,) = (index for index, placement in enumerate(tensor.placements) if placement.is_shard(0))

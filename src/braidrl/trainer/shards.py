@@ -36,7 +36,7 @@ def save_parts(folder: Path, name: str, tensors: Mapping[str, Rows], parallel: P
     file = f"{name}-{parallel.rank + 1:05d}-of-{parallel.writers:05d}" if several else name
     places = {key: f"{rows.start}/{rows.total}" for key, rows in mine.items() if several and rows.total}
     path = folder / f"{file}.safetensors"
-    # an empty header beside no tensors would be no JSON
+    # an empty header without tensors is not valid JSON
     save_file(
         {key: rows.local.detach().cpu().contiguous() for key, rows in mine.items()}, path, places or None
     )
@@ -67,11 +67,11 @@ class PartsReader:
         self._files.close()
 
     def names(self) -> set[str]:
-        """Of all tensors."""
+        """Names of all stored tensors."""
         return set(self._found)
 
     def shape(self, name: str) -> list[int]:
-        """Of the whole tensor."""
+        """Shape of the whole tensor."""
         shape = self._found[name][0][1].get_slice(name).get_shape()
         total = self._totals[name]
         return shape if total is None else [total, *shape[1:]]
@@ -125,7 +125,7 @@ def find_parts(folder: Path, name: str) -> list[Path]:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """What an optimizer changes, by name."""
+    """Trained parameters, by name."""
     return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
 
 

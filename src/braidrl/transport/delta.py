@@ -1,10 +1,10 @@
-"""A policy version as what changed since another: element by element, bit for bit.
+"""Deltas: a policy version as its exact element-wise difference from another version.
 
     delta.json          {"base": "step_000004", "checksums": {NAME: crc32, ...}}
-    delta.safetensors   NAME.indices i32[n] (i64 in huge tensors) and NAME.values [n] of a tensor that changed, flat;
-                        NAME of one that changed in so many that the whole tensor is smaller
+    delta.safetensors   NAME.indices i32[n] (i64 in huge tensors) and NAME.values [n] of a changed tensor, flat;
+                        NAME of a tensor with so many changes that the whole tensor is smaller
 
-A checksum covers the tensor before the change and what changes it, so that a delta is only ever applied to its base.
+A checksum covers the tensor before the change and the change itself, so that a delta can only be applied to its base.
 """
 
 import json
@@ -28,7 +28,7 @@ BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 @dataclass(frozen=True)
 class TensorDelta:
-    """Of one tensor."""
+    """Change of one tensor."""
 
     name: str
     indices: Tensor | None
@@ -36,7 +36,7 @@ class TensorDelta:
     values: Tensor
 
     def checksum(self, base: Tensor) -> int:
-        """Of what changes, and how."""
+        """Checksum of a tensor and its change."""
         parts = (base, self.values) if self.indices is None else (base, self.indices, self.values)
         found = 0
         for part in parts:
@@ -52,9 +52,9 @@ class TensorDelta:
 
 
 def save_delta(old: Mapping[str, Tensor], new: Mapping[str, Tensor], base: str, folder: Path) -> None:
-    """Write what makes the tensors `new` of `old`, which have the same names, shapes and types, and lie on the CPU.
+    """Write the difference from the tensors `old` to `new`, which have the same names, shapes and dtypes, on the CPU.
 
-    `base` is the name of the folder, beside this one, that holds `old`.
+    `base` is the name of the sibling folder that holds `old`.
     """
     tensors, checksums = {}, {}
     for name, tensor in new.items():
@@ -90,8 +90,8 @@ def read_delta(folder: Path, state: Mapping[str, Tensor]) -> list[TensorDelta]:
             )
         if change.checksum(tensor) != checksums[change.name]:
             raise ValueError(
-                f"{folder} changes something else than what is served: the checksum of {change.name} differs; start "
-                "the server anew, and it takes the newest whole version first"
+                f"{folder} does not apply to the served weights: the checksum of {change.name} differs; restart the "
+                "server, which then loads the newest whole version first"
             )
     return changes
 

@@ -12,14 +12,14 @@ OFFER = "transfer.json"
 
 
 class Offer(msgspec.Struct):
-    """What `transfer.json` holds: where to ask for the weights, and what will come, in order."""
+    """Contents of `transfer.json`: the address to request the weights from, and the tensors in the order of sending."""
 
     url: str
     """Address of the trainer's first process: `POST /join`, `POST /send`."""
     token: str
-    """What callers must carry (`Authorization: Bearer ...`)."""
+    """Token that callers must present (`Authorization: Bearer ...`)."""
     names: list[str]
-    """Of the tensors, as in a Hugging Face checkpoint."""
+    """Names of the tensors, as in a Hugging Face checkpoint."""
     dtype_names: list[str]
     """`bfloat16`, ..."""
     shapes: list[list[int]]
@@ -34,11 +34,11 @@ class Join(msgspec.Struct):
     """`POST /join`: a server whose workers are to receive weights."""
 
     replica: str
-    """Its address."""
+    """Address of the server."""
     workers: int
-    """Its worker processes, of all its parallel ranks."""
+    """Number of its worker processes over all parallel ranks."""
     fresh: bool
-    """Whether it has just started, so that it has forgotten a group that it was in."""
+    """True if it has just started and lost any earlier group."""
 
 
 class Rendezvous(msgspec.Struct):

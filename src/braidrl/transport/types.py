@@ -1,7 +1,7 @@
-"""What crosses from the orchestrator to the trainer: flattened training samples.
+"""Data that the orchestrator sends to the trainer: flattened training samples.
 
-Arrays ride as msgpack extensions: one byte of dtype, one byte of rank, little-endian int32 dimensions, raw bytes.
-There is no pickle on any wire.
+Arrays are msgpack extensions: one byte of dtype, one byte of rank, little-endian int32 dimensions, raw bytes. Nothing
+is pickled.
 """
 
 from typing import Any

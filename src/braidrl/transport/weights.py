@@ -15,10 +15,9 @@ DELTA = "delta.json"
 
 
 def publish_weights(run: RunFolder, version: int, save: Callable[[Path], object]) -> Path:
-    """Publish `weights/step_VERSION`: `save` fills a folder, which is then renamed; nobody loads half of it.
+    """Publish `weights/step_VERSION`. `save` fills a folder that is then renamed, so that no reader sees a part of it.
 
-    Returns the published folder. Raises `FileExistsError` when the version is there already: replicas may be
-    loading it.
+    Returns the published folder. Raises `FileExistsError` if the version exists, since replicas may be loading it.
     """
     target = run.weights(version)
     if target.exists():
@@ -55,7 +54,7 @@ def base_of(folder: Path) -> Path | None:
 
 
 def bases_of(folder: Path) -> Iterator[Path]:
-    """What a delta changes, what that changes, and so on to a folder that stands by itself."""
+    """Return the base of a delta, the base of that, and so on up to a whole version."""
     while (base := base_of(folder)) is not None:
         yield base
         folder = base

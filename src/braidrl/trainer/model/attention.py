@@ -1,15 +1,14 @@
-"""Forest attention: a token of a packed row attends to its segment's past and to its ancestor segments.
+"""Forest attention: a token of a packed row attends to the past of its segment and to its ancestor segments.
 
-Registered with transformers as the attention implementation `braid_forest`. The forest travels as the keyword
-argument `forest` of the model's forward, so that recomputed activations (checkpointing) see it too.
+Registered with transformers as the attention implementation `braid_forest`. The forest is passed as the keyword
+argument `forest` of the model's forward, so that recomputed activations (checkpointing) receive it too.
 
-On CPU there is no mask at all: every segment is one causal call over itself, and every segment with
-descendants one full call of all their queries over its keys; the softmax parts are merged by their
-log-sum-exp. The backward pass of each part is the flash backward with the merged output and log-sum-exp,
-which gives exactly its share of the gradient.
+On a CPU there is no mask. Each segment is one causal call over itself. Each segment with descendants is one full call
+of all their queries over its keys. The softmax parts are merged by their log-sum-exp. The backward pass of each part
+is the flash backward with the merged output and log-sum-exp, which gives exactly its share of the gradient.
 
-On GPU it is compiled flex attention with a block mask made from the forest. The tests, which run on CPU, check
-the mask; the compiled kernel has not been run.
+On a GPU it is compiled flex attention with a block mask built from the forest. The tests run on a CPU and check the
+mask. The compiled kernel has not been run.
 """
 
 from collections.abc import Sequence
@@ -42,7 +41,7 @@ class AttentionBlock:
 
 
 class Forest:
-    """Who attends to whom in a row of T tokens."""
+    """Attention structure of a row of T tokens."""
 
     def __init__(self, segments: Sequence[Segment]) -> None:
         """`segments` in depth-first order, as `pack` lays them out."""
@@ -61,7 +60,7 @@ class Forest:
         self.longest_path = max(paths)
         """Tokens of the longest sample in the row."""
         self.attention_calls = 0
-        """How many attention layers have used it."""
+        """Number of attention layers that have used it."""
         self.parts = [AttentionBlock(s.start, end, s.start, end, True) for s, end in zip(self.segments, ends)]
         self.parts += [
             AttentionBlock(end, subtree_end, segment.start, end, False)
@@ -88,7 +87,7 @@ class Forest:
 
 
 class _ForestAttention(torch.autograd.Function):
-    """Float32 or float64: query [1, H, T, D]; key and value [1, G, T, D], G dividing H; out [1, H, T, D]."""
+    """Attention in float32 or float64: query and out [1, H, T, D], key and value [1, G, T, D], G dividing H."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float) -> Tensor:
@@ -142,10 +141,10 @@ def _compiled_flex_attention() -> Any:
 def forest_attention(
     query: Tensor, key: Tensor, value: Tensor, forest: Forest, scale: float | None = None
 ) -> Tensor:
-    """Differentiable attention of one packed row, [1, H, T, D] in the type of `value`.
+    """Compute differentiable attention of one packed row, [1, H, T, D] in the dtype of `value`.
 
-    query is [1, H, T, D]; key and value are [1, G, T, D] with G dividing H (grouped-query attention); values may
-    be narrower. `scale` None is 1 / sqrt(D).
+    query is [1, H, T, D]. key and value are [1, G, T, D] with G dividing H (grouped-query attention). Values may
+    have fewer dimensions than keys. `scale` None is 1 / sqrt(D).
     """
     if query.shape[0] != 1 or query.shape[2] != forest.length or key.shape[2] != forest.length:
         raise ValueError(
@@ -170,7 +169,7 @@ def forest_attention(
     return output[..., : value.shape[-1]].to(value.dtype)
 
 
-@torch.compiler.disable  # a compiled layer would be compiled anew for every other forest
+@torch.compiler.disable  # a compiled layer would be recompiled for every forest
 def _attention_interface(
     module: torch.nn.Module,
     query: Tensor,

@@ -20,7 +20,7 @@ CHUNK_ELEMENTS = 1 << 23
 """Logits that exist at a time."""
 
 LEAST_LOGPROB = -1e4
-"""Where an entropy needs p log p: exp of it is 0 in any precision, and 0 times it is not NaN, as with -inf."""
+"""Lower bound of log p in p log p of the entropy. Its exp is 0 in every dtype, and 0 times it is 0 (for -inf, NaN)."""
 
 STREAMS = (
     "token_ids",
@@ -84,7 +84,7 @@ def to_device(micro: MicroBatch, device: torch.device | str) -> DeviceMicroBatch
 
 
 class TokenOutputs(NamedTuple):
-    """Of the L loss entries of a row, float32 (float64 from a float64 model), differentiable."""
+    """Differentiable outputs at the L loss entries of a row, float32 (float64 for a float64 model)."""
 
     logprobs: Tensor
     """float[L]: log-prob of the target at the entry's temperature."""
@@ -96,7 +96,7 @@ class TokenOutputs(NamedTuple):
 
 @dataclass(frozen=True)
 class LMHead:
-    """How a model's last hidden states become logits: `softcap * tanh(scale * (h W + b) / softcap)`."""
+    """LM head of a model, from last hidden states to logits: `softcap * tanh(scale * (h W + b) / softcap)`."""
 
     weight: Tensor
     """float[V, H]."""

@@ -1,4 +1,4 @@
-"""What is done to the layers of a model before it trains: recompute their activations, compile them."""
+"""Preparation of a model's layers for training: activation recomputation and compilation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,7 +16,7 @@ def layers_of(model: PreTrainedModel) -> list[nn.Module]:
 
 
 def recompute_layers(model: PreTrainedModel, offload: bool) -> None:
-    """Let the backward pass recompute each layer from its input, which with `offload` lies in CPU memory meanwhile."""
+    """Recompute each layer from its input in the backward pass. With `offload`, the input is kept in CPU memory."""
     model.gradient_checkpointing_enable({"use_reentrant": False})
     if offload:
         for module in model.modules():

@@ -1,7 +1,7 @@
-"""The training loss of one micro batch: L = S_rl / N_rl + S_ce / N_ce + S_kl / N_kl (SPEC section 2).
+"""The training loss of one micro batch: L = S_rl / N_rl + S_ce / N_ce + S_kl / N_kl (docs/concepts.md).
 
 The normalisers are those of the whole step, over all micro batches and ranks, so that gradients add up. Each
-S is summed environment by environment, so that what an environment adds to the loss can be told.
+S is summed per environment, so that the share of each environment in the loss can be reported.
 """
 
 import dataclasses

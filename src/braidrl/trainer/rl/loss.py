@@ -1,7 +1,7 @@
-"""What a loss is: per-token tensors in, a sum to minimise and metrics out (seed 000).
+"""Inputs and outputs of a loss: per-token tensors in, a sum to minimise and metrics out (docs/losses.md).
 
-The built-in losses are vectorised: they take all members that an environment has in a micro batch in one call, and
-`sequence` tells the sequences apart; `sequence_sum` and `sequence_mean` reduce over each.
+The built-in losses are vectorised: one call takes all members of an environment in a micro batch. `sequence` is the
+sequence of each token; `sequence_sum` and `sequence_mean` reduce over sequences.
 """
 
 from collections.abc import Callable
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 MAX_LOG_RATIO = 20.0
-"""Log ratios are capped here before exp, so that it cannot overflow (SPEC 0.4); below, formulas are exact."""
+"""Cap on log ratios before exp, to prevent overflow. Below the cap, formulas are exact."""
 
 
 @dataclass
@@ -29,7 +29,7 @@ class LossInputs:
     loss_mask: Tensor
     """bool[N]: the member tokens of the component."""
     loss_weights: Tensor | None
-    """What each token's loss is multiplied by, >= 0; None: 1 everywhere."""
+    """Weight of each token's loss, >= 0. None: 1 everywhere."""
     old_logprobs: Tensor | None = None
     """The trainer's log-probs before the first update of the step (or the sampler's, with `use_rollout_log_probs`)."""
     sequence: Tensor | None = None
@@ -48,12 +48,11 @@ class LossInputs:
 
 @dataclass
 class LossOutputs:
-    """`loss` is a sum over the members, attached to the graph even when there is none; the trainer divides
-    it.
+    """Result of a loss. `loss` is a sum over the members, attached to the graph even without members. The trainer
+    divides it.
 
-    A metric is a scalar (a mean, averaged over calls) or, from built-ins, a float[2] of a sum and its
-    denominator, so that it adds up over micro batches and ranks before one division; denominator 0 marks a
-    plain sum.
+    A metric is a scalar (a mean, averaged over calls) or a float[2] of a sum and its denominator, which are added
+    over micro batches and ranks before one division. Denominator 0 marks a plain sum.
     """
 
     loss: Tensor
@@ -69,7 +68,7 @@ class LossFunctionError(RuntimeError):
     def __init__(self, message: str, sequence: int) -> None:
         super().__init__(message)
         self.sequence = sequence
-        """Its number in `LossInputs.sequence`."""
+        """Number of the sequence in `LossInputs.sequence`."""
 
 
 def capped_ratio(log_ratio: Tensor) -> Tensor:
@@ -90,7 +89,7 @@ def mismatch_kl(log_ratio: Tensor) -> Tensor:
 
 
 def mean(values: Tensor, count: int | None = None) -> Tensor:
-    """A metric float[2]: the sum of `values` over `count` tokens (None: as many as there are values)."""
+    """Return a metric float[2]: the sum of `values` over `count` tokens (None: the number of values)."""
     total = values.detach().sum(dtype=torch.promote_types(values.dtype, torch.float32))
     return torch.stack([total, total.new_full((), values.numel() if count is None else count)])
 
@@ -119,5 +118,5 @@ def sequence_mean(values: Tensor, sequence: Tensor | None) -> Tensor:
 
 
 def count_sequences(sequence: Tensor | None, chosen: Tensor) -> int:
-    """How many sequences have a chosen token (bool[N])."""
+    """Number of sequences with a chosen token (bool[N])."""
     return int(chosen.any()) if sequence is None else len(sequence[chosen].unique())

@@ -1,4 +1,4 @@
-"""What a step reports. Sums and denominators travel apart and are divided once, at the end."""
+"""Metrics of a step. Sums and denominators are reduced separately and divided once, at the end."""
 
 import resource
 from collections import Counter
@@ -33,7 +33,7 @@ class MetricSums:
         return type(self)(dict(zip(names, sums, strict=True)))
 
     def values(self) -> dict[str, float]:
-        """What the sums amount to."""
+        """Return the values of the metrics."""
         found = dict(self.sums)
         for name in self.sums:  # of a component, or of an environment's part of it
             if name.startswith("masked_mismatch_kl") and f"un{name}" in found:

@@ -1,4 +1,4 @@
-"""The whole `rl` component: the configured loss, protected and regularised (seed 002; SPEC sections 5 and 6)."""
+"""The whole `rl` component: the configured loss with its protections and regularisers (docs/losses.md)."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class RLObjective:
     entropy_coef: float = 0.0
     reference_kl: ReferenceKLConfig | None = None
     reports_mismatch: bool = False
-    """Whether `is_approx_k3_kl`, an estimate of KL(sampler || old), is a metric."""
+    """True if `is_approx_k3_kl`, an estimate of KL(sampler || old), is reported."""
 
     @classmethod
     def of(cls, config: TrainerConfig) -> Self:

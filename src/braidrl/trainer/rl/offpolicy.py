@@ -1,7 +1,5 @@
-"""Protections from off-policy data (seed 002, section 1.3; SPEC section 5): importance weights old / mu, M2PO
-(second-moment trust policy optimisation, arXiv 2510.01161) and OPSM (off-policy sequence masking).
-
-Nothing has a gradient here.
+"""Protections against off-policy data (docs/losses.md): importance weights old / mu, M2PO (second-moment trust policy
+optimisation, arXiv:2510.01161) and OPSM (off-policy sequence masking). None of them carries a gradient.
 """
 
 import torch
@@ -43,10 +41,10 @@ def is_correction(
 
 
 def m2po(old: Tensor, mu: Tensor, config: M2POConfig) -> tuple[Tensor, dict[str, Tensor]]:
-    """Which rl members of the whole batch stay (bool[N]), and metrics; log-probs are float[N].
+    """Return the rl members of the whole batch to keep (bool[N]), and metrics. Log-probs are float[N].
 
-    The largest (old - mu)^2 go until the mean of the others is at most `threshold`; one token always stays, and
-    of equal ones the earlier. A value that is not finite goes first. A metric is the mean of its float[N] over the
+    The largest (old - mu)^2 are removed until the mean of the rest is at most `threshold`. One token always stays;
+    of equal ones, the earlier. Non-finite values are removed first. A metric is the mean of its float[N] over the
     tokens that are not NaN: `m2_before`, `m2_after` (over finite members), `m2po_clip_ratio`.
     """
     squares = (old - mu).double().square()
@@ -68,10 +66,10 @@ def m2po(old: Tensor, mu: Tensor, config: M2POConfig) -> tuple[Tensor, dict[str,
 def opsm(
     x: Tensor, reference: Tensor, advantages: Tensor, sequence: Tensor | None, config: OPSMConfig
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Which rl members keep their policy loss (bool[N]), and metrics; all are float[N] of the members.
+    """Return the rl members that keep their policy loss (bool[N]), and metrics. All inputs are float[N] of the members.
 
-    A token goes where its advantage is negative and the mean of reference - x over its sequence is above `delta`:
-    the policy has moved away from it already. Log-probs that are not finite take no part in the mean. The metric
+    A token is dropped if its advantage is negative and the mean of reference - x over its sequence is above `delta`:
+    the policy has already moved away from it. Non-finite log-probs are left out of the mean. The metric
     `opsm_clipfrac` is the share of sequences that lose a token.
     """
     gone = reference - x.detach()

@@ -1,7 +1,7 @@
-"""From samples to a batch that can be cut anywhere: every mask and weight that needs the whole batch is decided here.
+"""Masks and weights that need the whole batch, computed before it is split into mini batches and rows.
 
-The order is that of seed 002: M2PO, IS correction (both on the members as they come), then the aggregation:
-loss = sum(w l) / sum(w), so that what the rl loss is the mean of is a choice of token weights (SPEC section 6).
+The order is M2PO, IS correction (both on the unfiltered members), aggregation. The rl loss is sum(w l) / sum(w), so an
+aggregation mode is a choice of token weights w (docs/losses.md).
 """
 
 from collections.abc import Sequence

@@ -52,7 +52,7 @@ class NonFiniteError(RuntimeError):
 
 @dataclass(eq=False)
 class Learner:
-    """The policy, its optimizer and what a step needs besides the samples."""
+    """The policy, its optimizer, and everything else that a step needs except the samples."""
 
     config: TrainerConfig
     policy: Policy
@@ -69,7 +69,7 @@ class Learner:
             torch.set_num_threads(config.threads)
         torch.manual_seed(config.seed)
         disable_progress_bar()  # one a published version would fill the log
-        # where inference has the device first, its memory is none of ours until the first step
+        # with share_device, inference owns the device until the first training step
         place = replace(parallel, device=torch.device("cpu")) if config.share_device else parallel
         policy = load_policy(config, place)
         optimizer = make_optimizer(policy, config.optim)
@@ -135,8 +135,8 @@ class Learner:
         self._publisher.publish(run, version, whole)
 
     def to_host(self) -> None:
-        """Move parameters and optimizer state to CPU memory, and drop gradients, so that somebody else may have the
-        device until `to_device`. On a CPU they are there already."""
+        """Move parameters and optimizer state to CPU memory and drop gradients. The device is free until `to_device`.
+        Does nothing on a CPU."""
         self._move(torch.device("cpu"))
 
     def to_device(self) -> None:
@@ -145,7 +145,7 @@ class Learner:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """Where inference has the device between two steps (`share_device`), it is the trainer's inside."""
+        """Hold the device inside the context, if inference uses it between steps (`share_device`)."""
         if self.config.share_device:
             self.to_device()
         yield

@@ -1,7 +1,7 @@
-"""What the trainer computed of single loss tokens, exactly, for some samples of each step: what `braid report` shows.
+"""Exact per-token values of the trainer for some samples of each step, which `braid report` shows.
 
-The *pull* of a token is how far the step wants its log-prob up: -dL/dx, from the loss without the regularisers of
-`RLObjective`. It is 0 where a trust region, a clip or a mask has cut the token off, whichever loss that was.
+The *pull* of a token is -dL/dx, the direction and size in which the loss moves its log-prob, without the regularisers
+of `RLObjective`. It is 0 where a trust region, a clip or a mask has removed the token.
 """
 
 import dataclasses
@@ -29,11 +29,11 @@ GOLDEN = 0.6180339887498949
 
 
 class TokenRecorder:
-    """Takes the numbers of one step. Every process has one; `write` gathers them.
+    """Recorder of the per-token values of one step. Every process has one, and `write` gathers them.
 
     Args:
-        samples: the whole batch.
-        limit: most tokens, prompts included, of the samples that are taken; these are spread over the batch.
+        samples: The whole batch.
+        limit: Maximum number of tokens of the recorded samples, prompts included. They are spread over the batch.
     """
 
     def __init__(self, samples: Sequence[TrainingSample], limit: int, parallel: Parallel) -> None:
@@ -53,7 +53,7 @@ class TokenRecorder:
         self.offsets = torch.zeros(0, dtype=torch.long)
 
     def begin(self, part: StepBatch) -> None:
-        """What comes now is of this mini batch."""
+        """Start recording this mini batch."""
         for index, sample in enumerate(part.samples):
             self.places[id(sample)] = part, self.mini_batches, index
         offsets = [self.starts.get(id(sample), -1) for sample in part.samples]

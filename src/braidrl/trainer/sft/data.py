@@ -120,7 +120,7 @@ def to_sample(
 
 
 def _content(renderer: Renderer, conversation: Conversation) -> list[bool]:
-    """Which tokens are the content of a message that the assistant did not write."""
+    """Mask of the tokens that are content of a message not written by the assistant."""
     messages = conversation.messages
     rendered = renderer.render(messages, tools=conversation.tools)
     if len(rendered.is_content) != len(rendered.token_ids):
@@ -167,8 +167,8 @@ def _generation_header(renderer: Renderer) -> list[int]:
 
 
 def _attribute_by_prefix(renderer: Renderer, conversation: Conversation, token_ids: list[int]) -> list[bool]:
-    """The same for a chat template that does not say which tokens are sampled: a turn is what follows its
-    generation prompt, up to the last stop token (the layout after it is not learnt)."""
+    """Return the same for a chat template that does not mark sampled tokens: a turn is what follows its generation
+    prompt, up to the last stop token. The layout after it is not trained."""
     stops = set(renderer.get_stop_token_ids())
     messages, tools = conversation.messages, conversation.tools
     learnt = [False] * len(token_ids)

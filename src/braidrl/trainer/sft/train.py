@@ -38,7 +38,7 @@ def train_sft(config: SFTConfig) -> None:
                 metrics.log(step, row)
                 logger.info("step %d/%d: %s", step, config.max_steps, summary(row))
         learner.publish(run, config.max_steps)
-        logger.info("the trained model lies in %s", run.weights(config.max_steps))
+        logger.info("model saved to %s", run.weights(config.max_steps))
 
 
 def trainer_config(config: SFTConfig) -> TrainerConfig:

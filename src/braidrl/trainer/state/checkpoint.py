@@ -81,7 +81,7 @@ def load_checkpoint(
     """
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"no trainer checkpoint at {folder}; resume from a step that has one, or start anew"
+            f"no trainer checkpoint at {folder}; resume from a step that has one, or start a new run"
         )
     trained = trained_parameters(model)
     if isinstance(model, PreTrainedModel) and hasattr(model, "peft_config"):
@@ -109,7 +109,7 @@ def load_checkpoint(
 
 
 def _weights(model: nn.Module, policy: nn.Module) -> dict[str, Rows]:
-    """Of `model`, what is trained of `policy`."""
+    """Return the part of `model` that `policy` trains."""
     parameters = dict(model.named_parameters())
     return {name: rows_of(parameters[name]) for name in trained_parameters(policy)}
 

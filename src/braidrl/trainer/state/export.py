@@ -26,23 +26,23 @@ def export_model(
 ) -> str:
     """Publish `source` as the folder `target`: config, safetensors, tokenizer, generation config.
 
-    An adapter is merged into the model that it was trained on, in float32.
+    An adapter is merged into its base model in float32.
 
     Args:
-        dtype: of the weights, `float32` say; None: the type in which the run publishes, or the folder's own.
-        base: folder or hub id that config and tokenizer of a checkpoint, or the weights below an adapter, come from;
-            None: the run's.
+        dtype: Dtype of the weights, such as `float32`. None: the dtype that the run publishes, or that of the folder.
+        base: Folder or hub id for the config and tokenizer of a checkpoint, or for the base weights of an adapter.
+            None: the model of the run.
 
     Returns:
-        The type that was written.
+        The dtype of the written weights.
 
     Raises:
-        FileExistsError: `target` is there already.
-        FileNotFoundError: nothing says which architecture a checkpoint is of.
-        ValueError: the checkpoint is of another architecture than `base`.
+        FileExistsError: If `target` exists.
+        FileNotFoundError: If the architecture of a checkpoint is unknown.
+        ValueError: If the checkpoint has a different architecture from `base`.
     """
     if target.exists():
-        raise FileExistsError(f"{target} is there already; name a new folder")
+        raise FileExistsError(f"{target} already exists; name a new folder")
     settings = run_settings(source).get("model", {})
     dtype = dtype or _published_dtype(source, settings)
     origin = str(base or _origin(source) or settings.get("path") or "")
@@ -65,7 +65,7 @@ def export_adapter(source: ModelSource, target: Path, base: str | None = None) -
     `source` is a whole model.
     """
     if target.exists():
-        raise FileExistsError(f"{target} is there already; name a new folder")
+        raise FileExistsError(f"{target} already exists; name a new folder")
     if source.adapter is None:
         raise ValueError(f"{source.checkpoint or source.weights} is a whole model, not an adapter")
     with publish_folder(target) as folder:
@@ -76,13 +76,13 @@ def export_adapter(source: ModelSource, target: Path, base: str | None = None) -
 
 
 def run_settings(source: ModelSource) -> dict[str, Any]:
-    """What the run of a policy was told about its trainer; nothing where no run made it."""
+    """Trainer config of the run that made a policy, empty without a run."""
     path = source.run.configs / "trainer.toml" if source.run else None
     return tomllib.loads(path.read_text()) if path is not None and path.is_file() else {}
 
 
 def _origin(source: ModelSource) -> str | Path | None:
-    """What holds the config, and all weights that the policy does not bring itself."""
+    """Folder or id with the config, and with all weights that the policy itself does not have."""
     return (
         source.weights
         if source.adapter is None

@@ -20,7 +20,7 @@ from braidrl.utils.run_folder import RunFolder
 
 @dataclass(frozen=True)
 class Published:
-    """What a published folder holds, on the CPU."""
+    """Contents of a published folder, on the CPU."""
 
     name: str
     tensors: dict[str, Tensor]

@@ -1,8 +1,8 @@
-"""Sends policy versions from memory to the workers of inference servers, from threads beside the training loop.
+"""Transfer of policy versions from memory to the workers of inference servers, in threads of the training process.
 
-The collective is vLLM's NCCL weight transfer, in which the trainer's first process is rank 0; each server has a group
-of its own, so that one may come back without the others. Who meets when is the orchestrator's business (`POST /join`,
-`POST /send`).
+The collective is vLLM's NCCL weight transfer, with the trainer's first process as rank 0. Each server has its own
+group, so that one can restart without the others. The orchestrator decides when a server joins and receives
+(`POST /join`, `POST /send`).
 """
 
 import hmac
@@ -34,7 +34,7 @@ class BroadcastGroup(Protocol):
 
 
 class NCCLGroup:
-    """vLLM's own communicator: it must be installed beside Braid. Blocks until all workers have come."""
+    """vLLM's communicator, which requires vLLM in the environment of Braid. Blocks until all workers have joined."""
 
     def __init__(self, place: Rendezvous, device: torch.device) -> None:
         from vllm.distributed.weight_transfer.nccl_common import trainer_init
@@ -60,8 +60,8 @@ def open_sender(host: str, device: torch.device) -> "WeightSender":
         )
     if importlib.util.find_spec("vllm") is None:
         raise ValueError(
-            'trainer.weights.transfer = "nccl" uses vLLM\'s communicator, and there is no vLLM beside Braid; '
-            'install it there, or use "filesystem"'
+            'trainer.weights.transfer = "nccl" uses vLLM\'s communicator, but vLLM is not installed in the environment '
+            'of Braid; install it there, or use "filesystem"'
         )
     return WeightSender(host, partial(NCCLGroup, device=device))
 
@@ -130,7 +130,7 @@ class WeightSender:
             self.versions.pop(older, None)
 
     def knows(self, header: str) -> bool:
-        """Whether a caller carries the token of the offers."""
+        """True if the caller presents the token of the offers."""
         return hmac.compare_digest(header.encode(), f"Bearer {self._token}".encode())
 
 

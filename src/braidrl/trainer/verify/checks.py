@@ -1,5 +1,5 @@
-"""What a run relies on, measured on its own model and config: gradients do not depend on how a batch is cut, and
-log-probs agree between trainer, sampler and a plain forward.
+"""Checks of exactness on the model and config of a run: gradients do not depend on how a batch is split, and log-probs
+agree between trainer, sampler and a plain forward.
 
 Tolerances are relative for gradients and in nats for log-probs. In float32 all differences are roundings of 6e-8 that
 add up as a random walk over layers and tokens: 8e-7 was measured on three layers, 5e-6 on thirty (log-probs 1e-6 and
@@ -56,10 +56,10 @@ class Check:
 
     name: str
     worst: float
-    """What is held against `tolerance`; NaN fails."""
+    """Value compared with `tolerance`. NaN fails."""
     tolerance: float
     remedy: str
-    """What to do when it fails."""
+    """Remedy if the check fails."""
     figures: dict[str, float] = field(default_factory=dict)
     """All that was measured, by name."""
 
@@ -73,7 +73,7 @@ class Cut(NamedTuple):
 
     name: str
     max_tokens: int
-    """Of a row; 1: each sample has one of its own."""
+    """Maximum tokens per row. 1: each sample has its own row."""
     world_size: int = 1
     """Ranks, each of which packs its part."""
     order: Sequence[int] | None = None
@@ -81,7 +81,7 @@ class Cut(NamedTuple):
 
 
 def differentiate_alone(probe: Probe, batches: Batches) -> Gradient:
-    """What every cut is compared with: each sample in a row of its own, in order, on one process."""
+    """Reference for every split: each sample in its own row, in order, on one process."""
     found = probe.differentiate(batches.ordered(), 1)
     return found._replace(gradient=[part.clone() for part in found.gradient])
 
@@ -151,7 +151,7 @@ def compare(name: str, found: Gradient, expected: Gradient, dtype: str) -> Check
 
 
 def sampler_check(probe: Probe, sampled: Sequence[TrainingSample]) -> Check:
-    """What an engine said of the tokens that it sampled from these weights, against the trainer's forward."""
+    """Compare the log-probs of an engine for its sampled tokens with the trainer's forward on the same weights."""
     found = probe.logprobs(probe.policy, sampled)
     x, mu = (
         torch.from_numpy(
@@ -204,7 +204,7 @@ def _in_float32(config: TrainerConfig) -> TrainerConfig:
 
 @torch.no_grad()
 def _plain_logprobs(model: torch.nn.Module, sample: TrainingSample) -> Tensor:
-    """Of the last tokens of a sample, at most `PLAIN_POSITIONS` and never the first."""
+    """Return the last positions of a sample, at most `PLAIN_POSITIONS` and never the first."""
     ids = torch.from_numpy(sample.token_ids).long().to(next(model.parameters()).device)
     count = min(PLAIN_POSITIONS, len(ids) - 1)
     logits = model(input_ids=ids[None, :], use_cache=False, logits_to_keep=count + 1).logits[0, :-1]

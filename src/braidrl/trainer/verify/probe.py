@@ -28,8 +28,7 @@ class Gradient(NamedTuple):
     gradient: list[Tensor]
     """float32, one a trained parameter, whole."""
     largest: float
-    """Largest element that it had while it was summed up, for it may cancel as well; 0 where there are several
-    processes."""
+    """Largest element while it was summed, since its parts may cancel. 0 with several processes."""
 
 
 @dataclass(eq=False)
@@ -100,7 +99,7 @@ class Batches:
 
 
 def _all_tokens(sample: TrainingSample) -> TrainingSample:
-    """The same tokens, all but the first members of `ce`."""
+    """Return the same tokens, of which all but the first are members of `ce`."""
     length = len(sample.token_ids)
     return TrainingSample(
         token_ids=sample.token_ids,

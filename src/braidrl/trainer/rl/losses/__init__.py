@@ -1,6 +1,6 @@
-"""Losses, one module each. `ce` and `ref_kl` are fixed components; the others are values of `trainer.loss.type`.
+"""Losses, one module each. `ce` and `ref_kl` are fixed components. The others are values of `trainer.loss.type`.
 
-Imports `trainer.rl.loss` and `configs`; nothing of the step that calls them.
+Imports `trainer.rl.loss` and `configs`, and nothing of the step that calls them.
 Start with `grpo.py`.
 """
 

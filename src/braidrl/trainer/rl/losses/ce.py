@@ -1,4 +1,4 @@
-"""The `ce` component: weighted negative log-likelihood (SPEC section 2)."""
+"""The `ce` component: weighted negative log-likelihood (docs/losses.md)."""
 
 from braidrl.trainer.rl.loss import LossInputs, LossOutputs, mean
 

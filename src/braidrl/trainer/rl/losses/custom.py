@@ -1,4 +1,4 @@
-"""Losses of the user's own (seed 000, "Custom Loss")."""
+"""User-defined losses (docs/losses.md)."""
 
 import dataclasses
 import inspect

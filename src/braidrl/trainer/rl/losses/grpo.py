@@ -1,4 +1,4 @@
-"""The clipped surrogate of `grpo` (seed 002, section 1.2; SPEC section 4)."""
+"""The clipped surrogate of `grpo` (docs/losses.md, arXiv:2402.03300)."""
 
 import torch
 

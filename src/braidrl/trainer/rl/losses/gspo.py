@@ -1,4 +1,4 @@
-"""Group sequence policy optimisation (seed 002, section 1.2; SPEC section 4; arXiv 2507.18071)."""
+"""Group sequence policy optimisation (docs/losses.md, arXiv:2507.18071)."""
 
 import torch
 

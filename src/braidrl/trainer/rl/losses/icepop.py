@@ -1,4 +1,4 @@
-"""IcePop, with or without score centering (seed 000, "IcePop Loss"; arXiv 2510.18855, 2609.20807)."""
+"""IcePop, with or without score centering (docs/losses.md, arXiv:2510.18855, arXiv:2609.20807)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""INTELLECT policy optimisation (seed 000, "IPO Loss"; SPEC section 2)."""
+"""INTELLECT policy optimisation (docs/losses.md)."""
 
 from braidrl.configs.loss import IPOLossConfig
 from braidrl.trainer.rl.loss import LossInputs, LossOutputs, probability_change

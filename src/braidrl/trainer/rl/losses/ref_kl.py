@@ -1,4 +1,4 @@
-"""The `ref_kl` component: reverse KL to a reference as the policy-gradient signal (SPEC section 2)."""
+"""The `ref_kl` component: reverse KL to a reference as the policy-gradient signal (docs/losses.md)."""
 
 import torch
 
@@ -8,11 +8,11 @@ MAX_PROBABILITY_DROP = 0.2
 
 
 def ref_kl_loss(inputs: LossInputs) -> LossOutputs:
-    """Sum over members with exp(x) - exp(mu) >= -0.2 of -sg(ref - x) * exp(x - mu) * w.
+    """Return the sum over members with exp(x) - exp(mu) >= -0.2 of -sg(ref - x) * exp(x - mu) * w.
 
-    A member whose x or mu is not finite is rejected and counted; `ref_logprobs` is finite at members (`pack`
-    sees to it). Metrics: `ref_kl`, the mean of x - ref over finite members (estimates KL(policy ||
-    reference)); `ref_kl/is_masked`, the rejected share; the count `ref_kl/nonfinite_tokens`.
+    A member whose x or mu is not finite is rejected and counted. `ref_logprobs` is finite at members (checked by
+    `pack`). Metrics: `ref_kl`, the mean of x - ref over finite members (an estimate of KL(policy || reference)),
+    `ref_kl/is_masked`, the rejected share, and the count `ref_kl/nonfinite_tokens`.
     """
     if inputs.ref_logprobs is None:
         raise ValueError("the ref_kl component needs ref_logprobs; got None: ship the reference's log-probs")

@@ -1,4 +1,4 @@
-"""Score centering: take the sampler's expected update away from every token's (SPEC section 2)."""
+"""Score centering: subtract the expected update under the sampler from that of every token (docs/losses.md)."""
 
 import torch
 from torch import Tensor
@@ -57,5 +57,5 @@ def _correction(logp: Tensor, logq: Tensor, config: IcePopLossConfig) -> tuple[T
 
 
 def _inside(p: Tensor, q: Tensor, config: IcePopLossConfig) -> Tensor:
-    """Whether the ratio p / q is in the band, without dividing."""
+    """True where the ratio p / q is in the band, computed without division."""
     return (config.ratio_low * q <= p) & (p <= config.ratio_high * q)

@@ -1,4 +1,4 @@
-"""What the clipped surrogates share: the change from `old`, and the two-sided clip."""
+"""Common parts of the clipped surrogates: the log ratio to `old`, and the two-sided clip."""
 
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ class LogRatio(NamedTuple):
 
 
 def change_from_old(inputs: LossInputs) -> LogRatio:
-    """How far the policy is from the one at the start of the step. Raises `ValueError` without `old_logprobs`."""
+    """Return the log ratio to the policy at the start of the step. Raises `ValueError` without `old_logprobs`."""
     if inputs.old_logprobs is None:
         raise ValueError(
             "this loss needs old_logprobs; got None: pass the trainer's log-probs before the step"

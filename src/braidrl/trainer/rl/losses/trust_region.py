@@ -18,10 +18,10 @@ from braidrl.trainer.rl.loss import (
 def trust_region_loss(
     inputs: LossInputs, change: Tensor, low: float, high: float, adv_tau: float
 ) -> LossOutputs:
-    """Sum over members with low <= change <= high of -adv_tau * A * exp(x - mu) * w (SPEC section 2).
+    """Return the sum over members with low <= change <= high of -adv_tau * A * exp(x - mu) * w (docs/losses.md).
 
-    `change` is float[N], how far x is from mu, without gradient; NaN is rejected. The region ignores the
-    advantage's sign. A member whose x or mu is not finite is rejected and counted. Metrics are over members:
+    `change` is float[N], the distance of x from mu, without gradient. NaN is rejected. The region ignores the
+    sign of the advantage. A member whose x or mu is not finite is rejected and counted. Metrics are over members:
     `is_masked` (rejected), of which `is_masked_low` / `is_masked_high` (fell or rose too far),
     `masked_mismatch_kl`, `unmasked_mismatch_kl`, and the counts `nonfinite_tokens`, `ratio_capped`.
     """
