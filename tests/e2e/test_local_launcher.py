@@ -56,7 +56,7 @@ def test_two_ranks_and_two_servers_that_are_killed(tmp_path: Path, tiny_model_di
     output = launch.output.read_text()
     for server in ("inference_0", "inference_1"):
         assert f"{server} was killed by SIGKILL" in output
-    assert output.count("1 of 3 times in 10 minutes") == 2
+    assert output.count("restart 1 of 3 within 10 minutes") == 2
     assert "2 processes" in launch.run.log("trainer").read_text()
     starts = [launch.run.log(f"inference_{index}").read_text().count("inference ready") for index in (0, 1)]
     assert sum(starts) >= 3

@@ -81,8 +81,9 @@ def check_numbers(tip: dict[str, float], sample: dict[str, Any], position: int) 
 
 def open_batch(look: Look, step: int) -> None:
     look.go(f"batch={step}.0.0", "batch")
-    if look.page.locator("text=draw all").count():
-        look.page.click("text=draw all")
+    more = look.page.locator("button", has_text="show all")
+    if more.count():
+        more.click()
 
 
 def test_components_of_one_micro_batch_are_told_apart(run: RunFolder) -> None:
